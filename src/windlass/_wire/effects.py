@@ -1,0 +1,118 @@
+"""What happens to a node (events) and what it decides to do (effects).
+
+A state machine's only door is `handle(event, now) -> list[Effect]`. A service, or the simulator, feeds it events and
+carries out its effects in order. Nothing here touches a socket, a thread or a clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from windlass._wire.messages import AnyMessage
+from windlass.types import Block, Bytes, Incarnation
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Received:
+    """A message came. `data` holds one buffer per piece. Where `is_shared` the buffers are the sender's own memory:
+    they must not be written, and the sender is told (Ack, Release) when they have been read."""
+
+    peer: Incarnation
+    message: AnyMessage
+    data: tuple[Bytes, ...] = ()
+    is_shared: bool = False
+
+
+@dataclass(slots=True)
+class LinkUp:
+    """A link to this peer is open and both sides have proved the token."""
+
+    peer: Incarnation
+
+
+@dataclass(slots=True)
+class LinkDown:
+    """The link to this peer is gone, or could not be made; what was in flight on it may be lost."""
+
+    peer: Incarnation
+    reason: str
+
+
+@dataclass(slots=True)
+class Sent:
+    """The bytes that this pin kept have been copied off; reported only where a link does not carry references."""
+
+    pin: int
+
+
+@dataclass(slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(slots=True)
+class Later:
+    """As an effect: hand `work` back to the state machine soon, after other events had their turn. As an event: do
+    it now. This is how one `handle` stays within one chunk of data."""
+
+    work: Any
+
+
+Event = Received | LinkUp | LinkDown | Sent | Tick | Later
+
+# --- effects ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Send:
+    """Send a message; dropped without a word when no link to the peer is open (resending is the state machines').
+    The blocks must stay unchanged until `pins` are reported Sent or released by the peer."""
+
+    peer: Incarnation
+    message: AnyMessage
+    data: tuple[Block, ...] = ()
+    pins: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Dial:
+    """Open a link to this peer at one of these addresses; LinkUp or LinkDown will tell."""
+
+    peer: Incarnation
+    addresses: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Hangup:
+    """Close the link to this peer, saying why."""
+
+    peer: Incarnation
+    reason: str
+
+
+@dataclass(slots=True)
+class Recycle:
+    """The state machine no longer needs these received buffers."""
+
+    data: tuple[Bytes, ...]
+
+
+@dataclass(slots=True)
+class Log:
+    """Something that a person should be able to read later."""
+
+    level: str
+    text: str
+
+
+@dataclass(slots=True)
+class Stop:
+    """This node's work is over (the manager is gone, or it was told to leave)."""
+
+    reason: str
+
+
+Effect = Send | Dial | Hangup | Recycle | Later | Log | Stop

@@ -1,0 +1,253 @@
+"""Every message that nodes exchange, in one place. docs/protocol.md gives their bytes.
+
+A message names things; the bytes it speaks of travel beside it as *data*: one buffer per piece, in order. A *piece*
+is `(slot, lo, hi)`: elements lo to hi of a slot, counted from the slot's own start.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from windlass.types import Incarnation, KeyId, KeySpec, Node, Role
+
+Piece = tuple[int, int, int]
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True, gc=False):
+    """Frozen, tagged, keyword-only. Fields are only ever added, at the end, with a default."""
+
+
+# --- joining, and who is here -------------------------------------------------------------------------------------
+
+
+class Join(Message):
+    """Node to manager, first on the link: let me in. `rank` is a wish; -1 takes the next free seat."""
+
+    role: Role
+    pid: int
+    addresses: tuple[str, ...]
+    rank: int = -1
+
+
+class Membership(Message):
+    """Manager to every node: the generation and its members. A node acts on nothing else."""
+
+    term: int
+    number: int
+    nodes: tuple[Node, ...]
+    reason: str
+
+
+class Abort(Message):
+    """Driver to manager, manager to workers: the run is over; every wait raises with this reason."""
+
+    reason: str
+
+
+# --- declaring keys -------------------------------------------------------------------------------------------------
+
+
+class Declare(Message):
+    """Worker to manager: make this key, or tell me where it is."""
+
+    request: int
+    spec: KeySpec
+
+
+class Lookup(Message):
+    """Worker or driver to manager: where is this key? Refused when nobody declared it."""
+
+    request: int
+    name: str
+
+
+class Declared(Message):
+    """Manager to worker: the key's number and the server of each slot."""
+
+    request: int
+    key: KeyId
+    spec: KeySpec
+    slots: tuple[Incarnation, ...]
+
+
+class Forget(Message):
+    """Worker to manager, manager to servers: delete the key."""
+
+    request: int
+    name: str
+    key: KeyId = KeyId(0)
+
+
+class Place(Message):
+    """Manager to server: you hold some slots of this key. Safe to repeat."""
+
+    key: KeyId
+    spec: KeySpec
+    slots: tuple[Incarnation, ...]
+
+
+class Placed(Message):
+    """Server to manager: the key's slots are ready (error: they cannot be made)."""
+
+    key: KeyId
+    error: str = ""
+
+
+class Done(Message):
+    """The request is carried out. `detail` is what it asked for, if it asked for anything."""
+
+    request: int
+    detail: Any = None
+
+
+class Refused(Message):
+    """The request cannot be carried out: the caller's mistake (usage) or the cluster's state."""
+
+    request: int
+    is_usage: bool
+    reason: str
+
+
+# --- the data path ----------------------------------------------------------------------------------------------------
+
+
+class Init(Message):
+    """Rank 0 to server: the first value of these pieces. Ignored where the key has a value already."""
+
+    request: int
+    key: KeyId
+    pieces: tuple[Piece, ...]
+
+
+class Write(Message):
+    """Driver to server: set these pieces now, between two rounds. Answered with Done."""
+
+    request: int
+    key: KeyId
+    pieces: tuple[Piece, ...]
+
+
+class Attach(Message):
+    """Worker to keeper: I begin to use this key; at which clock do I start? Done's detail is the clock."""
+
+    request: int
+    key: KeyId
+
+
+class Push(Message):
+    """Worker to server: part `part` of `parts` of my push number `clock` on this key. A push without pieces still
+    counts: it is the notice that tells a server of a push that does not touch it. With `pull` not 0 the answer is
+    Pulled, under that id, for the same pieces; else it is Ack."""
+
+    key: KeyId
+    clock: int
+    since: int
+    part: int
+    parts: int
+    pieces: tuple[Piece, ...]
+    pull: int = 0
+    hyper: dict[str, float] | None = None
+
+
+class Ack(Message):
+    """Server to worker: everything of your push `clock` on this key that is mine to hold is applied, and all before
+    it (error: it was refused, and changed nothing)."""
+
+    key: KeyId
+    clock: int
+    error: str = ""
+
+
+class Pull(Message):
+    """Worker to server: read these pieces as they are after my first `clock` pushes; -1 reads the newest."""
+
+    pull: int
+    key: KeyId
+    clock: int
+    pieces: tuple[Piece, ...]
+
+
+class Pulled(Message):
+    """Server to worker: some pieces of your pull, and that your first `clock` pushes are applied to them. `pins` are
+    what the server keeps unchanged until told by Release; it has none where bytes were copied into the frame."""
+
+    pull: int
+    key: KeyId
+    clock: int
+    version: int
+    pieces: tuple[Piece, ...]
+    pins: tuple[int, ...] = ()
+    error: str = ""
+
+
+class Release(Message):
+    """Worker to server: I have read what these pins kept."""
+
+    pins: tuple[int, ...]
+
+
+# --- between servers ----------------------------------------------------------------------------------------------------
+
+
+class Staged(Message):
+    """Server to keeper: in this generation I hold all pieces of round `round` from these workers, and every live
+    worker is among them."""
+
+    key: KeyId
+    round: int
+    term: int
+    number: int
+    members: tuple[Incarnation, ...]
+
+
+class Close(Message):
+    """Keeper to servers: round `round` is closed with exactly these members."""
+
+    key: KeyId
+    round: int
+    members: tuple[Incarnation, ...]
+
+
+# --- looking ----------------------------------------------------------------------------------------------------------
+
+
+class Inspect(Message):
+    """Anyone to any node: tell me about yourself. Done's detail is a plain dictionary."""
+
+    request: int
+
+
+class Dump(Message):
+    """Worker or driver to server: the whole state of one slot, to be saved. The answer is Dumped."""
+
+    request: int
+    key: KeyId
+    slot: int
+
+
+class Dumped(Message):
+    """Server to whoever asked: one buffer per name, and what is needed to read them back."""
+
+    request: int
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    meta: dict[str, Any]
+
+
+class Restore(Message):
+    """Worker or driver to server: become this. Answered with Done."""
+
+    request: int
+    key: KeyId
+    slot: int
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    meta: dict[str, Any]
+
+
+AnyMessage = (
+    Join | Membership | Abort | Declare | Lookup | Declared | Forget | Place | Placed | Done | Refused
+    | Init | Write | Attach | Push | Ack | Pull | Pulled | Release | Staged | Close | Inspect | Dump | Dumped | Restore
+)

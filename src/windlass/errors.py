@@ -1,0 +1,46 @@
+"""What can go wrong, in three families.
+
+    WindlassError
+    ├── UsageError       the caller broke a rule: wrong shape, unknown key, push after close
+    ├── ClusterError     the cluster changed: a node died, a run was stopped
+    │   ├── TimeoutError     a wait reached its deadline (also a builtin TimeoutError)
+    │   └── LostRange        a range of a key is gone with the servers that held it
+    └── PeerError        a peer broke protocol: malformed frame, wrong token, oversized message
+
+A message says what happened, with whom, and what to do next.
+"""
+
+from __future__ import annotations
+
+import builtins
+
+
+class WindlassError(Exception):
+    """The root of every error that Windlass raises on purpose."""
+
+
+class UsageError(WindlassError, ValueError):
+    """The caller broke a rule; repeating the call unchanged fails again."""
+
+
+class ClusterError(WindlassError, RuntimeError):
+    """The cluster changed under the call; the call itself was in order."""
+
+
+class TimeoutError(ClusterError, builtins.TimeoutError):
+    """A wait reached its deadline. The text names whom it waited for, on which key, and since when."""
+
+
+class LostRange(ClusterError):
+    """A range of a key was held only by servers that are gone."""
+
+    def __init__(self, key: str, lo: int, hi: int, server: str) -> None:
+        super().__init__(
+            f"elements [{lo}, {hi}) of '{key}' were held by {server}, which died, and by no replica; "
+            "restart the cluster and load the last checkpoint"
+        )
+        self.key, self.lo, self.hi, self.server = key, lo, hi, server
+
+
+class PeerError(WindlassError, ConnectionError):
+    """A peer broke protocol; its link is closed and no other link is harmed."""

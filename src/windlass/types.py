@@ -1,0 +1,167 @@
+"""The nouns that every part shares: plain data, no behaviour beyond checking itself.
+
+Words are those of docs/concepts.md. A *value* is what a key holds; it is cut into *slots*, each at most
+`chunk_bytes` long, and a slot is what placement assigns to a server.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple, NewType, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from windlass.errors import UsageError
+
+Incarnation = NewType("Incarnation", int)
+"""A fresh number for every process that joins; a rank is a seat, an incarnation is who sits in it."""
+
+KeyId = NewType("KeyId", int)
+"""The manager's number for one declaration of a key; a key deleted and declared again has a new one."""
+
+MANAGER = Incarnation(0)
+"""The manager answers to this number, whichever process it is; its term tells one from the next."""
+
+Bytes = npt.NDArray[np.uint8]
+Array = npt.NDArray[Any]
+
+
+class Role(StrEnum):
+    MANAGER = "manager"
+    SERVER = "server"
+    WORKER = "worker"
+    DRIVER = "driver"
+
+
+class Generation(NamedTuple):
+    """One membership. Ordered: a later term beats any number of an earlier one."""
+
+    term: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.term}.{self.number}"
+
+
+class Sequential(msgspec.Struct, frozen=True, tag="sequential"):
+    """A pull after n own pushes returns the value after exactly n rounds."""
+
+
+class Bounded(msgspec.Struct, frozen=True, tag="bounded"):
+    """A pull after n own pushes waits until every live worker's first n - delay pushes are in."""
+
+    delay: int = 1
+
+    def __post_init__(self) -> None:
+        if self.delay < 1:
+            raise UsageError(f"Bounded(delay) expects a delay of at least 1, got {self.delay}; Sequential() is delay 0")
+
+
+class Eventual(msgspec.Struct, frozen=True, tag="eventual"):
+    """A pull never waits for another worker."""
+
+
+Consistency = Sequential | Bounded | Eventual
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """How an updater or reducer is named on the wire: an import path ("package.module:Name", or a built-in's short
+    name) and the plain values it is constructed with. Code never travels."""
+
+    path: str
+    config: dict[str, Any] = {}
+
+
+STORAGE: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name)
+    for name in ("float16", "float32", "float64", "bool", "int8", "int16", "int32", "int64",
+                 "uint8", "uint16", "uint32", "uint64")
+} | {"bfloat16": np.dtype("uint16")}
+"""The numpy dtype that holds each element type; bfloat16, which numpy lacks, travels and rests as its bits."""
+
+
+class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One declaration of a dense key. Equal specs are the same declaration."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    reduce: Rule
+    update: Rule
+    consistency: Consistency
+    chunk_bytes: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return STORAGE[self.dtype].itemsize
+
+    @property
+    def slot_size(self) -> int:
+        """Elements in every slot but the last."""
+        return max(1, self.chunk_bytes // self.itemsize)
+
+    @property
+    def num_slots(self) -> int:
+        """At least one, so that a zero-size key has a keeper and rounds like any other."""
+        return max(1, -(-self.size // self.slot_size))
+
+    def slot_range(self, slot: int) -> tuple[int, int]:
+        lo = slot * self.slot_size
+        return lo, min(self.size, lo + self.slot_size)
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """One member of the cluster as the manager's generation names it."""
+
+    name: str
+    role: Role
+    incarnation: Incarnation
+    rank: int
+    pid: int
+    addresses: tuple[str, ...]
+    state: str = "alive"
+
+    @property
+    def address(self) -> str:
+        return self.addresses[0] if self.addresses else ""
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """Bytes with a known home. `segment` is -1 for private memory; else the block starts at `offset` in that
+    shared segment of the process that owns it, and links to processes of this machine carry it by reference."""
+
+    array: Bytes
+    segment: int = -1
+    offset: int = 0
+
+
+class Memory(Protocol):
+    """Where a node keeps what others may read. Not thread-safe: one owner."""
+
+    def allocate(self, nbytes: int) -> Block: ...
+
+    def free(self, block: Block) -> None: ...
+
+
+class Heap:
+    """Private memory: what an embedded store and a TCP-only node use. Freed blocks are kept for reuse, because
+    fresh pages cost more than the transfer that fills them."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[Block]] = {}
+
+    def allocate(self, nbytes: int) -> Block:
+        spare = self._free.get(nbytes)
+        return spare.pop() if spare else Block(np.empty(nbytes, np.uint8))
+
+    def free(self, block: Block) -> None:
+        self._free.setdefault(block.array.nbytes, []).append(block)
