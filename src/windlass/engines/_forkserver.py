@@ -1,0 +1,268 @@
+"""The fork server: imports once, then forks children that start with everything loaded.
+
+It runs as `python -m windlass.engines._forkserver CONTROL LIFELINE DRIVER`, in a session and process group of its own. It is
+single-threaded whenever it forks, runs nothing parallel and never sees the user's `__main__`. Death travels two ways:
+
+- the driver's: the kernel sends SIGKILL to the whole group when the lifeline reaches EOF. That needs no watcher
+  thread, which could not run while C code holds the GIL, and it reaches the stopped and what children started;
+- the server's: PR_SET_PDEATHSIG kills its children.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import errno
+import fcntl
+import gc
+import importlib
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import traceback
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from windlass.engines._channel import (
+    Boot,
+    Channel,
+    ChannelClosed,
+    Exited,
+    Failed,
+    Fork,
+    Forked,
+    Ready,
+    Signal,
+    Start,
+    Stop,
+)
+
+PARENT_CHECK_SECONDS = 0.5
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Server:
+    """One thread, one owner: nothing here is locked."""
+
+    def __init__(self, control: Channel, driver: int) -> None:
+        self._control = control
+        self._driver = driver
+        self._pids: set[int] = set()
+        # SIGCHLD interrupts the wait by writing into this pair.
+        self._wakeup, self._wakeup_writer = socket.socketpair()
+        self._wakeup.setblocking(False)
+        self._wakeup_writer.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+        signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Until told to stop, or until the driver is gone; no child survives the return."""
+        try:
+            while self._serve_one():
+                pass
+        except ChannelClosed:
+            pass
+        finally:
+            self._kill_all()
+            self._silence()
+
+    def _serve_one(self) -> bool:
+        ready = self._await_readable(self._control.fileno(), self._wakeup.fileno())
+        if os.getppid() != self._driver:
+            return False  # what the driver forked may hold the lifeline open after the driver died
+        if self._wakeup.fileno() in ready:
+            with suppress(BlockingIOError):
+                self._wakeup.recv(4096)
+            self._reap()
+        if self._control.fileno() in ready:
+            match self._control.recv():
+                case Fork(ticket=ticket, name=name):
+                    self._fork(ticket, name, socket.socket(fileno=self._control.recv_fd()))
+                case Signal(pid=pid, signum=signum):
+                    if pid in self._pids:  # not reaped, so the number is still its own
+                        os.kill(pid, signum)
+                case Stop():
+                    return False
+        return True
+
+    def _await_readable(self, *fds: int) -> set[int]:
+        poller = select.poll()  # not select(), which ends at 1024 files
+        for fd in fds:
+            poller.register(fd, select.POLLIN)
+        return {fd for fd, _ in poller.poll(PARENT_CHECK_SECONDS * 1e3)}
+
+    def _fork(self, ticket: int, name: str, sock: socket.socket) -> None:
+        _flush()
+        server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._control.send(Failed(ticket=ticket, reason=f"{error}; free memory or raise the process limit"))
+        else:
+            if pid == 0:
+                self._become_child(server, name, sock)
+            self._pids.add(pid)
+            self._control.send(Forked(ticket=ticket, pid=pid))
+        finally:
+            sock.close()  # or the next children would inherit it, and its EOF would never come
+
+    def _reap(self) -> None:
+        for pid in list(self._pids):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                self._pids.remove(pid)
+                self._control.send(Exited(pid=pid, code=os.waitstatus_to_exitcode(status)))
+
+    def _kill_all(self) -> None:
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in self._pids:
+            _, status = os.waitpid(pid, 0)
+            with suppress(ChannelClosed):
+                self._control.send(Exited(pid=pid, code=os.waitstatus_to_exitcode(status)))
+
+    def _silence(self) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._wakeup.close()
+        self._wakeup_writer.close()
+
+    def _become_child(self, server: int, name: str, sock: socket.socket) -> NoReturn:
+        code = 1
+        try:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != server:
+                os._exit(1)  # it died before the line above, which is then never triggered
+            _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+            self._silence()
+            self._control.close()
+            _reseed()
+            gc.enable()
+            code = _run(Channel(sock))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with suppress(BaseException):
+                atexit._run_exitfuncs()
+            with suppress(BaseException):
+                _flush()
+            os._exit(code)
+
+
+def _run(channel: Channel) -> int:
+    """The whole life of a child; returns its exit code."""
+    try:
+        start: Start = channel.recv()
+        os.environ.update(start.env)
+        start.place.enter()
+    except ChannelClosed:
+        return 0  # the driver gave up before it said what to run
+    try:
+        _resolve(start.target)(channel, start.config)
+    except ChannelClosed:
+        return 0  # the driver closed the channel: the ordinary way to leave
+    except SystemExit as leave:
+        if leave.code is None or isinstance(leave.code, int):
+            return (leave.code or 0) & 0xFF
+        print(leave.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        text = f"windlass: {start.name} (pid {os.getpid()}) failed in {start.target}\n{traceback.format_exc()}"
+        if sys.stderr is not None:
+            sys.stderr.write(text)  # in one piece: other children share the stream
+        return 1
+    return 0
+
+
+def _resolve(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]
+
+
+def _reseed() -> None:
+    """Generators seeded by the preload would give every child the same numbers; numba's own reseed themselves."""
+    random.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(None)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(OSError, ValueError):
+                stream.flush()
+
+
+def _arm(lifeline: int) -> None:
+    """Have the kernel kill this process group when the last writer of the lifeline, the driver, is gone."""
+    try:
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.EPERM):
+            raise  # a sandbox without signal-driven I/O: the control channel's EOF has to do
+    if select.select([lifeline], [], [], 0)[0]:
+        os._exit(1)  # it was gone before we were armed
+
+
+def _boot(boot: Boot) -> Ready:
+    if boot.pythonpath is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = boot.pythonpath
+    boot.place.enter()
+    for module in boot.preload:
+        importlib.import_module(module)
+    if boot.warm is not None:
+        _resolve(boot.warm)()
+    gc.collect()
+    gc.freeze()  # children share these pages as long as no collection writes into them
+    # OpenBLAS starts its threads when numpy is imported and ends them when its process forks, to start them again
+    # in whoever multiplies: so fork once for nothing, and see whether other threads remain.
+    _flush()
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return Ready(num_threads=len(os.listdir("/proc/self/task")))
+
+
+def main() -> None:
+    control_fd, lifeline, driver = map(int, sys.argv[1:4])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    _arm(lifeline)
+    for fd in (control_fd, lifeline):
+        os.set_inheritable(fd, False)
+    # Children are not this program: they get an empty `__main__`, which nobody would re-import or confuse with the
+    # user's. Ours stays alive under its own name.
+    sys.modules["windlass.engines._forkserver"] = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    control = Channel(socket.socket(fileno=control_fd))
+    try:
+        gc.disable()
+        control.send(_boot(control.recv()))
+    except ChannelClosed:
+        return
+    except BaseException:
+        with suppress(ChannelClosed):
+            control.send(Failed(ticket=0, reason=traceback.format_exc()))
+        return
+    Server(control, driver).serve()
+    os._exit(0)  # the teardown of torch and numba takes longer than a driver that closes should wait
+
+
+if __name__ == "__main__":
+    main()
