@@ -1,0 +1,268 @@
+"""A slot of a dense key: how the contributions of a round become its next value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from windlass.errors import UsageError
+from windlass.store.reduce import Op, Reducer, check_reducer
+from windlass.store.spans import Spans, segments
+from windlass.store.update import Assign, Fused, Merge, Updater
+from windlass.store.value import Target, Value
+from windlass.types import Array, Block, Heap, Memory
+
+_BYTES = np.dtype(np.uint8)
+
+
+@dataclass(slots=True)
+class Contribution:
+    """Elements lo to hi of a slot, counted from its own start, from one worker. `data` is one-dimensional: bytes, or
+    elements of the key's storage type. It is only read."""
+
+    lo: int
+    hi: int
+    data: Array
+
+
+class _Part(NamedTuple):
+    """A stretch in which the same contributions meet elements of the same step."""
+
+    lo: int
+    hi: int
+    covering: list[int]
+    step: int
+
+
+class DenseSlot:
+    """A slot of one dense key: its value, its optimizer state, its steps. One owner: not thread-safe. Different slots
+    may be worked on by different threads at once, and the kernels run without the interpreter lock.
+
+    A UsageError leaves the slot as it was. So does a user's reducer that raises; a user's updater that raises leaves
+    the stretch it was given as far as it got.
+    """
+
+    def __init__(self, *, size: int, dtype: str, reducer: Reducer, updater: Updater, memory: Memory) -> None:
+        """A slot of zeros."""
+        self._value = Value(size, dtype, memory)
+        check_reducer(reducer, dtype)
+        updater.check(dtype, reducer)
+        from windlass.store import kernels  # here, because importing numba takes most of a second
+
+        self.size, self.dtype, self.reducer, self.updater = size, dtype, reducer, updater
+        self.state: dict[str, Array] = {}
+        self.spans = Spans(size)
+        self._kernels = kernels
+        self._state_type = self._value.type if self._value.type.kind == "f" else np.dtype(np.float64)
+        self._job = kernels.new_job(8, size=size, op=reducer.op, dtype=dtype)
+        self._tuned: tuple[Mapping[str, float], Updater] = ({}, updater)
+        for name in updater.state_names():
+            self._add_state(name)
+        self._kernel: Any = None
+        if isinstance(updater, Fused) and reducer.op is not Op.CUSTOM:
+            self._kernel = getattr(kernels, updater.kernel)
+
+    def __repr__(self) -> str:
+        return f"<DenseSlot {self.size} x {self.dtype} | {self.reducer.name}, {self.updater}>"
+
+    @property
+    def block(self) -> Block:
+        """The published value's bytes."""
+        return self._value.block
+
+    @property
+    def value_bytes(self) -> int:
+        return self._value.block.array.nbytes
+
+    @property
+    def state_bytes(self) -> int:
+        """What is kept beside the published value."""
+        master = self._value.array.nbytes if self._value.is_half else 0
+        return master + sum(each.nbytes for each in self.state.values())
+
+    def write(self, lo: int, hi: int, data: Array, *, is_pinned: bool = False) -> Block | None:
+        """Set elements lo to hi; optimizer state and steps stay. Returns the old block where `is_pinned`."""
+        self._value.elements(lo, hi, data)
+        if lo == hi:
+            return None
+        target = self._value.elsewhere(is_whole=hi - lo == self.size) if is_pinned else self._value.here()
+        self._value.write(lo, hi, data, target)
+        return self._value.swap(target)
+
+    def apply(
+        self,
+        contributions: Sequence[Contribution],
+        *,
+        divisor: int,
+        hyper: Mapping[str, float] | None,
+        is_pinned: bool,
+    ) -> Block | None:
+        """Reduce the contributions, element by element in the order given, and update once. Elements that nobody
+        contributed to do not change in any way. `divisor` is what mean divides by; `hyper` overrides the updater's
+        numbers this once. Where `is_pinned` the value moves to a new block and the old one is returned: it is the
+        caller's to free when the last reader is gone."""
+        if divisor < 1:
+            raise UsageError(f"divisor must be at least 1, got {divisor}")
+        updater = self._tune(hyper) if hyper else self.updater
+        is_whole = self._stage(contributions)
+        self._job[self._kernels.DIVISOR] = divisor
+        steps, value = self.spans.steps, self._value
+        if not is_whole or self._kernel is None or len(steps) > 1:
+            return self._apply_parts(contributions, updater, is_pinned)
+        target = value.elsewhere(is_whole=True) if is_pinned else value.here()
+        self._run(self._job, updater, target, steps[0] + 1)
+        if updater.counts_steps:
+            steps[0] += 1
+        return value.swap(target)
+
+    # --- the common case: everybody contributed all of it -------------------------------------------------------------
+
+    def _stage(self, contributions: Sequence[Contribution]) -> bool:
+        """Put every contribution's address into the job. Whether each covers the whole slot, and there is one."""
+        job, put, size = self._job, self._kernels.put, self.size
+        count = len(contributions)
+        if count > len(job) - self._kernels.INPUTS:
+            self._job = job = self._kernels.new_job(2 * count, size=size, op=self.reducer.op, dtype=self.dtype)
+        whole_bytes, is_whole = self.value_bytes, count > 0 and size > 0
+        for index, each in enumerate(contributions):
+            data = each.data
+            if each.lo or each.hi != size or data.nbytes != whole_bytes or data.dtype is not _BYTES:
+                self._value.elements(each.lo, each.hi, data)
+                is_whole = is_whole and each.lo == 0 and each.hi == size
+            if not put(job, index, data, each.lo):
+                each.data = data = np.array(data)  # kept by the contribution: the job has only its address
+                put(job, index, data, each.lo)
+        job[self._kernels.COUNT] = count
+        return is_whole
+
+    def _run(self, job: Array, updater: Updater, target: Target, step: int) -> None:
+        """Reduce and update what the job says, in one pass."""
+        assert isinstance(updater, Fused)
+        numbers = np.array(updater.coefficients(step), target.array.dtype)
+        states = [self.state.get(name, numbers) for name in updater.state]
+        self._kernel(self._value.array, target.array, target.published, job, numbers, *states)
+
+    def _tune(self, hyper: Mapping[str, float]) -> Updater:
+        if self._tuned[0] != hyper:
+            self._tuned = (dict(hyper), self.updater.with_hyper(hyper))
+        return self._tuned[1]
+
+    # --- the general case ---------------------------------------------------------------------------------------------
+
+    def _apply_parts(self, contributions: Sequence[Contribution], updater: Updater, is_pinned: bool) -> Block | None:
+        cut = segments([(each.lo, each.hi) for each in contributions])
+        if not cut:
+            return None
+        parts = [
+            _Part(lo, hi, covering, step + 1)
+            for start, stop, covering in cut
+            for lo, hi, step in (self.spans.cut(start, stop) if updater.counts_steps else [(start, stop, 0)])
+        ]
+        value, is_fused = self._value, self._kernel is not None
+        aggregates = [] if is_fused else [self._aggregate(part, contributions) for part in parts]
+        is_whole = is_fused and sum(part.hi - part.lo for part in parts) == self.size
+        target = value.elsewhere(is_whole=is_whole) if is_pinned else value.here()
+        try:
+            if is_fused:
+                for part in parts:
+                    self._run(self._part_job(part), updater, target, part.step)
+            else:
+                for part, aggregate in zip(parts, aggregates, strict=True):
+                    self._update(part, aggregate, updater, target)
+        except BaseException:
+            value.abandon(target)
+            raise
+        if updater.counts_steps:
+            for start, stop, _ in cut:
+                self.spans.advance(start, stop)
+        return value.swap(target)
+
+    def _part_job(self, part: _Part) -> Array:
+        """The staged job, for this part only."""
+        kernels = self._kernels
+        job = np.concatenate([self._job[: kernels.INPUTS], self._job[kernels.INPUTS :][part.covering]])
+        job[kernels.LO], job[kernels.HI], job[kernels.COUNT] = part.lo, part.hi, len(part.covering)
+        return job
+
+    def _aggregate(self, part: _Part, contributions: Sequence[Contribution]) -> Array:
+        """The part reduced into an array of its own."""
+        kernels, value = self._kernels, self._value
+        if self.reducer.op is not Op.CUSTOM:
+            job = self._part_job(part)
+            job[kernels.INPUTS :] += part.lo * job[kernels.ITEMSIZE]
+            job[kernels.LO], job[kernels.HI] = 0, part.hi - part.lo
+            total = np.empty(part.hi - part.lo, value.type)
+            kernels.assign(total, total, np.empty(total.size, np.uint16), job, total[:0])
+            return total
+        inputs = []
+        for each in (contributions[index] for index in part.covering):
+            elements = value.elements(each.lo, each.hi, each.data)[part.lo - each.lo : part.hi - each.lo]
+            inputs.append(value.decoded(elements))
+        divisor = int(self._job[kernels.DIVISOR])
+        return self.reducer.fold(inputs, divisor)
+
+    def _update(self, part: _Part, aggregate: Array, updater: Updater, target: Target) -> None:
+        """Update one part of the target through numpy."""
+        lo, hi = part.lo, part.hi
+        stretch = target.array[lo:hi]
+        if isinstance(updater, Merge):
+            numbers = stretch.view(aggregate.dtype)
+            numbers[:] = self.reducer.merge(numbers, aggregate)
+        elif isinstance(updater, Assign):
+            stretch[:] = aggregate
+        else:
+            state = {name: each[lo:hi] for name, each in self.state.items()}
+            updater.update(stretch, aggregate, state, part.step)
+            for name in state.keys() - self.state.keys():
+                self._add_state(name)[lo:hi] = state[name]
+        if self._value.is_half:
+            self._kernels.publish(target.published, target.array, lo, hi, int(self._job[self._kernels.ENCODING]))
+
+    def _add_state(self, name: str) -> Array:
+        """The state array of this name, made if there is none."""
+        if name not in self.state:
+            self.state[name] = np.full(self.size, self.updater.initial_state(name), self._state_type)
+        return self.state[name]
+
+    # --- keeping and bringing back ------------------------------------------------------------------------------------
+
+    def dump(self) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Everything that later updates depend on: copies of the arrays by name, and plain values. A slot that
+        restores them goes on bit for bit as this one does."""
+        arrays = {"value": self.block.array.view(self._value.storage).copy()}
+        if self._value.is_half:
+            arrays["master"] = self._value.array.copy()
+        arrays |= {f"state.{name}": each.copy() for name, each in self.state.items()}
+        return arrays, {"size": self.size, "dtype": self.dtype, "spans": self.spans.dump()}
+
+    def restore(self, arrays: Mapping[str, Array], meta: Mapping[str, Any], *, is_pinned: bool = False) -> Block | None:
+        """Become what `dump` gave. Returns the old block where `is_pinned`."""
+        if (meta["size"], meta["dtype"]) != (self.size, self.dtype):
+            raise UsageError(
+                f"the dump is of {meta['size']} x {meta['dtype']}, this slot holds {self.size} x {self.dtype}"
+            )
+        states = {name.removeprefix("state."): each for name, each in arrays.items() if name.startswith("state.")}
+        if isinstance(self.updater, Fused) and set(states) != set(self.state):
+            raise UsageError(
+                f"the dump has the state {sorted(states)}, but {self.updater} keeps {sorted(self.state)}: "
+                "it was made under another updater"
+            )
+        self.spans = Spans.restore(self.size, meta["spans"])
+        old = self.write(0, self.size, arrays["value"], is_pinned=is_pinned)
+        if self._value.is_half:
+            self._value.array[:] = arrays["master"].view(np.float32)
+        for name, each in states.items():
+            self._add_state(name)[:] = each.view(self._state_type)
+        return old
+
+
+def warm(dtype: str, reducer: Reducer, updater: Updater) -> None:
+    """Load (or compile) the kernels that such a key needs, before forking. Starts no thread."""
+    slot = DenseSlot(size=1, dtype=dtype, reducer=reducer, updater=updater, memory=Heap())
+    data = np.zeros(slot.value_bytes, np.uint8)
+    readonly = data.view()
+    readonly.flags.writeable = False  # what comes over shared memory is, and is another type to numba
+    slot.apply([Contribution(0, 1, data), Contribution(0, 1, readonly)], divisor=1, hyper=None, is_pinned=False)

@@ -1,0 +1,295 @@
+"""The hot loops of the dense store: reduce any number of inputs and update the value, in one pass over memory.
+
+A *job* is an int64 array: a header (the constants below), then the address of every input. Inputs are addresses, not
+arrays, so that one compilation serves any number of them. A slot is walked in *blocks* small enough to stay in cache:
+the inputs' parts of a block are reduced, in the order given, into a scratch block, the update reads it from there, and
+each byte of an input, of the value and of the state crosses the memory bus once.
+
+`before` and `after` are the value as it was and as it will be: the same array, or two where readers still hold the old
+one. Arithmetic is in the element type itself, or in float32 for 16-bit floats, whose 16-bit pattern is `published`.
+No fastmath and no threads: replicas agree bit for bit, and a fork server may run these before it forks.
+
+Everything lives in this one file because numba's cache looks at no other file's date. Importing it costs numba's own
+import, so `dense` does it when the first slot is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
+
+from windlass.store import reduce
+from windlass.store.reduce import Op
+from windlass.types import STORAGE, Array
+
+LO, HI, COUNT, OP, DIVISOR, ENCODING, ITEMSIZE, INPUTS = range(8)
+"""Where a job keeps what: the elements it covers, the number of inputs, `Op`, what mean divides by, how inputs are
+encoded and the bytes of one element; addresses start at INPUTS. An address is where the input's element 0 is, or would
+be if it had one: inputs that begin elsewhere need no special case."""
+
+NATIVE, BOOL, FLOAT16, BFLOAT16 = range(4)
+ENCODINGS = {"bool": BOOL, "float16": FLOAT16, "bfloat16": BFLOAT16}
+
+BLOCK = 2048
+_SUM, _MEAN, _MIN, _MAX, _ANY, _ALL = (int(op) for op in (Op.SUM, Op.MEAN, Op.MIN, Op.MAX, Op.ANY, Op.ALL))
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def jit(function: F) -> F:
+    return cast(F, numba.njit(cache=True, nogil=True)(function))
+
+
+divide = cast(Callable[..., Any], numba.njit(reduce.divide))
+
+
+# --- reading memory by address and floats by their bits ---------------------------------------------------------------
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pointer(_: Any, address: Any, like: Any) -> Any:
+    """The address as a pointer to elements of `like`'s type."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like.dtype)(address, like), build
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _float_of(_: Any, bits: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(types.float32))
+
+    return types.float32(types.uint32), build
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _bits_of(_: Any, number: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(types.uint32))
+
+    return types.uint32(types.float32), build
+
+
+def new_job(room: int, *, size: int, op: int, dtype: str) -> Array:
+    """A job over the whole of a slot, with room for that many inputs."""
+    job = np.zeros(INPUTS + room, np.int64)
+    job[HI], job[OP], job[DIVISOR] = size, op, 1
+    job[ENCODING], job[ITEMSIZE] = ENCODINGS.get(dtype, NATIVE), STORAGE[dtype].itemsize
+    return job
+
+
+@jit
+def put(job: Array, index: int, data: Array, lo: int) -> bool:
+    """Make `data`, whose first element is number `lo`, input number `index`. False: its elements are not adjacent or
+    not aligned, and must be copied."""
+    job[INPUTS + index] = data.ctypes.data - lo * job[ITEMSIZE]
+    return bool(data.flags.c_contiguous and data.ctypes.data % job[ITEMSIZE] == 0)
+
+
+@jit
+def _half_to_float(half: int) -> Any:
+    magnitude = half & 0x7FFF
+    # A half's exponent and mantissa, read as a float's, are the number times 2**-112; subnormals included.
+    scaled = _bits_of(_float_of(np.uint32(magnitude << 13)) * _float_of(np.uint32(0x77800000)))
+    special = 0x7F800000 if magnitude >= 0x7C00 else 0
+    return _float_of(np.uint32(scaled | special | (half & 0x8000) << 16))
+
+
+@jit
+def _float_to_half(number: float) -> int:
+    """Rounded to the nearest, ties to even."""
+    bits = np.int64(_bits_of(number))
+    magnitude = bits & 0x7FFFFFFF
+    if magnitude >= 0x47800000:
+        half = 0x7E00 if magnitude > 0x7F800000 else 0x7C00
+    elif magnitude < 0x38800000:  # a subnormal half: adding 0.5 makes the float unit round at the right bit
+        half = np.int64(_bits_of(_float_of(np.uint32(magnitude)) + _float_of(np.uint32(0x3F000000)))) - 0x3F000000
+    else:
+        half = (magnitude - 0x38000000 + 0xFFF + (magnitude >> 13 & 1)) >> 13
+    return half | (bits >> 16 & 0x8000)
+
+
+@jit
+def _float_to_bfloat(number: float) -> int:
+    """Rounded to the nearest, ties to even."""
+    bits = np.int64(_bits_of(number))
+    if bits & 0x7FFFFFFF > 0x7F800000:
+        return (bits >> 16 & 0x8000) | 0x7FC0
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+@jit
+def decode(out: Array, address: int, encoding: int) -> None:
+    """Read out.size elements at this address."""
+    if encoding == BOOL:
+        flags = numba.carray(_pointer(address, np.empty(0, np.uint8)), out.size)
+        for i in range(out.size):
+            out[i] = flags[i] != 0
+        return
+    halves = numba.carray(_pointer(address, np.empty(0, np.uint16)), out.size)
+    if encoding == FLOAT16:
+        for i in range(out.size):
+            out[i] = _half_to_float(np.int64(halves[i]))
+    else:
+        for i in range(out.size):
+            out[i] = _float_of(np.uint32(np.int64(halves[i]) << 16))
+
+
+@jit
+def publish(published: Array, after: Array, start: int, stop: int, encoding: int) -> None:
+    """Write elements start to stop of a 16-bit float's master as their bits; nothing for other types."""
+    if encoding == FLOAT16:
+        for i in range(start, stop):
+            published[i] = _float_to_half(np.float32(after[i]))
+    elif encoding == BFLOAT16:
+        for i in range(start, stop):
+            published[i] = _float_to_bfloat(np.float32(after[i]))
+
+
+# --- reducing one block -----------------------------------------------------------------------------------------------
+
+
+@jit
+def _combine(out: Array, a: Array, b: Array, op: int) -> None:
+    """out = a op b, element by element. Minimum and maximum hand NaN on, whichever side it is on."""
+    if op in (_SUM, _MEAN):
+        for i in range(out.size):
+            out[i] = a[i] + b[i]
+    elif op == _MIN:
+        for i in range(out.size):
+            out[i] = a[i] if a[i] < b[i] or a[i] != a[i] else b[i]
+    elif op == _MAX:
+        for i in range(out.size):
+            out[i] = a[i] if a[i] > b[i] or a[i] != a[i] else b[i]
+    elif op == _ANY:
+        for i in range(out.size):
+            out[i] = (a[i] != 0) | (b[i] != 0)
+    elif op == _ALL:
+        for i in range(out.size):
+            out[i] = (a[i] != 0) & (b[i] != 0)
+
+
+@jit
+def _reduce(out: Array, spare: Array, job: Array, start: int) -> None:
+    """Reduce elements start to start + out.size of every input into `out`."""
+    count, op, encoding, size = job[COUNT], job[OP], job[ENCODING], out.size
+    offset = start * job[ITEMSIZE]
+    if encoding == NATIVE:
+        first = numba.carray(_pointer(job[INPUTS] + offset, out), size)
+        if count == 1:
+            out[:] = first
+        for index in range(1, count):
+            left = out if index > 1 else first
+            _combine(out, left, numba.carray(_pointer(job[INPUTS + index] + offset, out), size), op)
+    else:
+        decode(out, job[INPUTS] + offset, encoding)
+        for index in range(1, count):
+            decode(spare[:size], job[INPUTS + index] + offset, encoding)
+            _combine(out, out, spare[:size], op)
+    if op == _MEAN and job[DIVISOR] != 1:
+        divisor = out.dtype.type(job[DIVISOR])
+        for i in range(size):
+            out[i] = divide(out[i], divisor)
+
+
+# --- one pass per update rule -----------------------------------------------------------------------------------------
+# c holds the coefficients that the rule's `coefficients(step)` computed, already in the element type: an integer
+# literal in a loop would silently turn float32 arithmetic into float64.
+
+
+@jit
+def assign(before: Array, after: Array, published: Array, job: Array, c: Array) -> None:
+    spare = np.empty(BLOCK, after.dtype)
+    for start in range(job[LO], job[HI], BLOCK):
+        stop = min(start + BLOCK, job[HI])
+        _reduce(after[start:stop], spare, job, start)
+        publish(published, after, start, stop, job[ENCODING])
+
+
+@jit
+def merge(before: Array, after: Array, published: Array, job: Array, c: Array) -> None:
+    scratch, spare = np.empty(BLOCK, after.dtype), np.empty(BLOCK, after.dtype)
+    for start in range(job[LO], job[HI], BLOCK):
+        stop = min(start + BLOCK, job[HI])
+        total = scratch[: stop - start]
+        _reduce(total, spare, job, start)
+        _combine(after[start:stop], before[start:stop], total, job[OP])
+        publish(published, after, start, stop, job[ENCODING])
+
+
+@jit
+def sgd(before: Array, after: Array, published: Array, job: Array, c: Array, velocity: Array) -> None:
+    scratch, spare = np.empty(BLOCK, after.dtype), np.empty(BLOCK, after.dtype)
+    lr, decay, momentum, intake, nesterov = c[0], c[1], c[2], c[3], c[4]
+    for start in range(job[LO], job[HI], BLOCK):
+        stop = min(start + BLOCK, job[HI])
+        grad, w, new = scratch[: stop - start], before[start:stop], after[start:stop]
+        _reduce(grad, spare, job, start)
+        if decay != 0:
+            for i in range(grad.size):
+                grad[i] += decay * w[i]
+        if momentum != 0:
+            v = velocity[start:stop]
+            for i in range(grad.size):
+                v[i] = momentum * v[i] + intake * grad[i]
+                grad[i] = grad[i] + momentum * v[i] if nesterov != 0 else v[i]
+        for i in range(grad.size):
+            new[i] = w[i] - lr * grad[i]
+        publish(published, after, start, stop, job[ENCODING])
+
+
+@jit
+def adam(before: Array, after: Array, published: Array, job: Array, c: Array, mean: Array, square: Array) -> None:
+    scratch, spare = np.empty(BLOCK, after.dtype), np.empty(BLOCK, after.dtype)
+    rate, decay, keep, b1, b1_rest, b2, b2_rest, root, eps = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8]
+    for start in range(job[LO], job[HI], BLOCK):
+        stop = min(start + BLOCK, job[HI])
+        grad, w, new = scratch[: stop - start], before[start:stop], after[start:stop]
+        m, v = mean[start:stop], square[start:stop]
+        _reduce(grad, spare, job, start)
+        for i in range(grad.size):
+            g = grad[i] + decay * w[i]
+            m[i] = b1 * m[i] + b1_rest * g
+            v[i] = b2 * v[i] + b2_rest * (g * g)
+            new[i] = keep * w[i] - rate * (m[i] / (np.sqrt(v[i]) / root + eps))
+        publish(published, after, start, stop, job[ENCODING])
+
+
+@jit
+def adagrad(before: Array, after: Array, published: Array, job: Array, c: Array, square: Array) -> None:
+    scratch, spare = np.empty(BLOCK, after.dtype), np.empty(BLOCK, after.dtype)
+    lr, decay, eps = c[0], c[1], c[2]
+    for start in range(job[LO], job[HI], BLOCK):
+        stop = min(start + BLOCK, job[HI])
+        grad, w, new, v = scratch[: stop - start], before[start:stop], after[start:stop], square[start:stop]
+        _reduce(grad, spare, job, start)
+        for i in range(grad.size):
+            g = grad[i] + decay * w[i]
+            v[i] += g * g
+            new[i] = w[i] - lr * (g / (np.sqrt(v[i]) + eps))
+        publish(published, after, start, stop, job[ENCODING])
+
+
+@jit
+def ftrl(before: Array, after: Array, published: Array, job: Array, c: Array, z: Array, n: Array) -> None:
+    scratch, spare = np.empty(BLOCK, after.dtype), np.empty(BLOCK, after.dtype)
+    alpha, beta, l1, l2, zero = c[0], c[1], c[2], c[3], c[4]
+    for start in range(job[LO], job[HI], BLOCK):
+        stop = min(start + BLOCK, job[HI])
+        grad, w, new = scratch[: stop - start], before[start:stop], after[start:stop]
+        z_block, n_block = z[start:stop], n[start:stop]
+        _reduce(grad, spare, job, start)
+        for i in range(grad.size):
+            square = n_block[i] + grad[i] * grad[i]
+            pull = z_block[i] + (grad[i] - (np.sqrt(square) - np.sqrt(n_block[i])) / alpha * w[i])
+            n_block[i], z_block[i] = square, pull
+            shrunk = pull - l1 if pull > l1 else (pull + l1 if pull < -l1 else zero)
+            new[i] = -shrunk / ((beta + np.sqrt(square)) / alpha + l2)
+        publish(published, after, start, stop, job[ENCODING])
