@@ -1,0 +1,303 @@
+"""All socket links of one node: one epoll, one thread, nothing that blocks.
+
+`poll` is the loop: write what is queued, wait, read each ready link once, and hand out what came. One read per link
+and turn keeps a link that sends without pause from starving the others. Making links is in doors.py; this file is what
+happens on links that are open.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import threading
+import time
+from collections.abc import Sequence
+
+from windlass._transport.base import HubEvent
+from windlass._transport.doors import Doors
+from windlass._transport.inbox import Goodbye, Inbox, Scratch
+from windlass._transport.link import Link, LinkState
+from windlass._transport.mapping import contiguous_view
+from windlass._transport.options import TransportOptions
+from windlass._transport.pool import BufferPool
+from windlass._transport.segments import PeerSegments
+from windlass._transport.shared import Arena
+from windlass._wire.auth import check_token
+from windlass._wire.effects import LinkDown, LinkUp, Send
+from windlass._wire.frame import encode_goodbye
+from windlass.errors import PeerError, UsageError
+from windlass.types import Bytes, Incarnation
+
+SCRATCH_BYTES = 256 << 10
+_MAX_READY = 256
+_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+
+
+class SocketHub:
+    """`Hub` over Unix sockets with shared memory, TCP and TLS. Use as a context manager, or `close` it.
+
+    Pins of a Send that was carried by reference are never reported Sent: the peer releases them. Nor are those of a
+    link that goes down: LinkDown is the report. Raises the process's soft limit of open files to the hard one.
+    """
+
+    def __init__(self, me: Incarnation, token: bytes, *, options: TransportOptions | None = None) -> None:
+        check_token(token)
+        _raise_file_limit()
+        self.me = me
+        self.memory = Arena()
+        self._options = options or TransportOptions()
+        self._scratch = Scratch(SCRATCH_BYTES)
+        self._pool = BufferPool(self._options.pool_bytes)
+        self._events: list[HubEvent] = []
+        self._links: dict[Incarnation, Link] = {}
+        self._dirty: dict[Link, None] = {}  # links with something queued, in the order they got it
+        self._again: dict[Link, None] = {}  # links to read although epoll may not say so
+        self._is_closed = False
+        self._wake_lock = threading.Lock()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake_fd, _IN)
+        try:
+            self._doors = Doors(self, me, token, self._options)
+        except BaseException:
+            self._epoll.close()
+            os.close(self._wake_fd)
+            raise
+
+    def __enter__(self) -> SocketHub:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        where = ", ".join(self.addresses) or "not listening"
+        return f"<SocketHub node {self.me} at {where} | {len(self._links)} links>"
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._doors.addresses
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._dirty)
+
+    def dial(self, peer: Incarnation, addresses: Sequence[str]) -> None:
+        if not self._is_closed and peer not in self._links:
+            self._doors.dial(peer, addresses)
+
+    def send(self, send: Send) -> None:
+        """Queue; dropped without a word when no link is open. Raises UsageError for data above max_payload_bytes."""
+        link = self._links.get(send.peer)
+        if link is not None and not link.write_error:
+            link.queue(send, self._options.frames.max_payload_bytes)
+            self._dirty[link] = None
+
+    def flush(self) -> None:
+        if self.memory.retired:
+            self._retire_segments()
+        for link in list(self._dirty):
+            if not link.is_blocked:
+                self.write(link)
+
+    def poll(self, timeout: float | None) -> list[HubEvent]:
+        if self._is_closed:
+            return []
+        self.flush()
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            is_woken = self._turn(self._wait_seconds(until))
+            if self._events or is_woken or (until is not None and time.monotonic() >= until):
+                break
+        events, self._events = self._events, []
+        return events
+
+    def recycle(self, data: tuple[Bytes, ...]) -> None:
+        self._pool.give(data)
+
+    def contiguous(self, arrays: Sequence[Bytes]) -> Bytes | None:
+        """Received arrays of shared memory, one after the other, as one read-only array without a copy; None where
+        their alignment forbids it or they are not shared. It lives, and keeps the memory, until it is dropped."""
+        return contiguous_view(arrays)
+
+    def hangup(self, peer: Incarnation, reason: str) -> None:
+        link = self._links.get(peer)
+        if link is not None:
+            self._say_goodbye(link, reason)
+            self._lose(link, reason)
+        elif self._doors.cancel(peer):
+            self._events.append(LinkDown(peer, reason))
+
+    def wake(self) -> None:
+        with self._wake_lock:
+            if not self._is_closed:
+                os.eventfd_write(self._wake_fd, 1)
+
+    def close(self) -> None:
+        """Blocks for at most `close_seconds` while peers take what is queued."""
+        if self._is_closed:
+            return
+        self._drain(time.monotonic() + self._options.close_seconds)
+        with self._wake_lock:
+            self._is_closed = True
+        for link in list(self._links.values()):
+            self._say_goodbye(link, f"node {self.me} closed")
+            self.forget(link)
+        self._doors.close()
+        self._links.clear()
+        self._events.clear()
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def _wait_seconds(self, until: float | None) -> float | None:
+        if self._events or self._again:
+            return 0
+        due = self._doors.due
+        if due is not None and (until is None or due < until):
+            until = due
+        return None if until is None else max(0.0, until - time.monotonic())
+
+    def _turn(self, wait: float | None) -> bool:
+        """One wait, and one read or write of every link that is ready; whether `wake` was called."""
+        is_woken = False
+        for fd, mask in self._epoll.poll(wait, _MAX_READY):
+            link = self._doors.by_fd.get(fd)
+            if link is None:
+                if fd == self._wake_fd:
+                    os.eventfd_read(fd)
+                    is_woken = True
+                else:
+                    self._doors.answer(fd)
+            elif link.state is LinkState.OPEN:
+                self._again.pop(link, None)
+                if mask != _OUT:
+                    self._read(link)
+                if mask & _OUT and link.state is LinkState.OPEN:
+                    self.write(link)
+            else:
+                self._doors.advance(link)
+        for link in list(self._again):
+            del self._again[link]
+            self._read(link) if link.state is LinkState.OPEN else self._doors.advance(link)
+        if self._doors.due is not None:
+            self._doors.expire(time.monotonic())
+        return is_woken
+
+    def _read(self, link: Link) -> None:
+        try:
+            came = link.read(self._scratch, self._events)
+        except PeerError as error:
+            self._say_goodbye(link, f"you broke protocol: {error}")
+            self._lose(link, f"node {link.peer} broke protocol: {error}")
+        except Goodbye as error:
+            self._lose(link, f"node {link.peer} hung up: {error}")
+        except EOFError:
+            self._lose(link, f"node {link.peer} closed the connection")
+        except OSError as error:
+            self._lose(link, f"the connection to node {link.peer} broke: {error.strerror or error}")
+        else:
+            if link.write_error:
+                if came:  # the peer's last words, perhaps why it closed
+                    self._again[link] = None
+                else:
+                    self._lose(link, link.write_error)
+
+    def write(self, link: Link) -> None:
+        """Hand the link's socket as much as it takes."""
+        try:
+            is_empty = link.write(self._events)
+        except OSError as error:
+            # What the peer sent before it closed is still to be read; the read will find the end.
+            link.write_error = f"the connection to node {link.peer} broke: {error.strerror or error}"
+            link.outbox.clear()
+            is_empty = True
+            self._again[link] = None
+        if is_empty:
+            self._dirty.pop(link, None)
+        else:
+            self._dirty[link] = None
+        if link.is_blocked is is_empty:
+            link.is_blocked = not is_empty
+            self._epoll.modify(link.fd, _IN if is_empty else _IN | _OUT)
+
+    # --- what links become --------------------------------------------------------------------------------------------
+
+    def watch(self, link: Link) -> None:
+        """Begin to wait for this link's socket."""
+        is_connecting = link.state is LinkState.CONNECTING
+        self._epoll.register(link.fd, _IN | _OUT if is_connecting else _IN)
+        link.is_blocked = is_connecting
+
+    def listen(self, fd: int, is_listening: bool) -> None:
+        """Wait, or do not, for callers at this listener."""
+        self._epoll.register(fd, _IN) if is_listening else self._epoll.unregister(fd)
+
+    def holder(self, peer: Incarnation) -> Link | None:
+        """The open link to this peer."""
+        return self._links.get(peer)
+
+    @property
+    def num_links(self) -> int:
+        return len(self._links)
+
+    def opened(self, link: Link, peer: Incarnation) -> None:
+        """Both sides have proved the token. A link that this one replaces goes down first."""
+        old = self._links.get(peer)
+        if old is not None:
+            self._lose(old, "replaced by a newer link")
+        segments = PeerSegments(self._options.segments) if link.carries_references else None
+        inbox = Inbox(peer, self._options.frames, self._pool, segments)
+        link.open(peer, inbox, segments, self.memory if link.carries_references else None)
+        self._links[peer] = link
+        self._events.append(LinkUp(peer))
+
+    def unreachable(self, peer: Incarnation, reason: str) -> None:
+        """A dial came to nothing. Not worth a word if the peer has reached us meanwhile."""
+        if peer not in self._links:
+            self._events.append(LinkDown(peer, reason))
+
+    def forget(self, link: Link) -> None:
+        """Close a link and stop waiting for it, without a word."""
+        if link.state is LinkState.CLOSED:
+            return
+        del self._doors.by_fd[link.fd]
+        self._epoll.unregister(link.fd)
+        self._dirty.pop(link, None)
+        self._again.pop(link, None)
+        link.close()
+
+    def _lose(self, link: Link, reason: str) -> None:
+        self.forget(link)
+        del self._links[link.peer]
+        self._events.append(LinkDown(link.peer, reason))
+
+    def _say_goodbye(self, link: Link, reason: str) -> None:
+        link.outbox.add(encode_goodbye(reason))
+        try:
+            link.write(self._events)
+        except OSError:
+            pass  # it is being closed anyway
+
+    def _retire_segments(self) -> None:
+        numbers = [self.memory.retired.popleft() for _ in range(len(self.memory.retired))]
+        for link in self._links.values():
+            if link.retire(numbers):
+                self._dirty[link] = None
+
+    def _drain(self, until: float) -> None:
+        self.flush()
+        while self._dirty and (left := until - time.monotonic()) > 0:
+            self._turn(left)
+            self.flush()
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError) as error:
+            raise UsageError(f"cannot raise the limit of open files from {soft} to {hard}: {error}") from error

@@ -1,0 +1,231 @@
+"""One connection: its socket, its state, and the two halves that decide what bytes mean (Inbox, Outbox).
+
+A link does the system calls for itself, each of which never blocks, and tells its hub what came of them by its return
+value or by raising: PeerError and Goodbye (inbox.py), EOFError when the peer closed, OSError when the socket broke.
+"""
+
+from __future__ import annotations
+
+import socket
+from enum import Enum
+
+from windlass._transport.address import Address, Scheme
+from windlass._transport.base import HubEvent
+from windlass._transport.inbox import Inbox, Scratch
+from windlass._transport.outbox import Outbox
+from windlass._transport.rivals import Pedigree
+from windlass._transport.segments import ANCILLARY_BYTES, MAX_FDS, PeerSegments
+from windlass._transport.shared import Arena
+from windlass._wire.auth import Acceptor, Dialler
+from windlass._wire.effects import Send
+from windlass._wire.frame import Reference, encode_message, encode_retire, encode_segments
+from windlass.errors import PeerError, UsageError
+from windlass.types import Block, Incarnation
+
+MAX_INLINE_SHARED_BYTES = 32 << 10
+"""Shared blocks of at most so many bytes in all travel by value: cheaper than a reference and its release."""
+
+MAX_COPIED_BYTES = 16 << 10
+"""A block of at most so many bytes is copied into the frame; a longer one is sent from where it lies."""
+
+_OVERFLOW_BYTES = 4 << 10
+_MAX_VIEWS = 64
+_CLOEXEC = socket.MSG_CMSG_CLOEXEC
+
+
+class LinkState(Enum):
+    CONNECTING = "connecting"
+    PROVING = "proving"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class Link:
+    """A connection from first SYN to close. Not thread-safe. `deadline` ends CONNECTING and PROVING."""
+
+    def __init__(self, sock: socket.socket, where: Address, deadline: float) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.where = where
+        self.deadline = deadline
+        self.state = LinkState.CONNECTING
+        self.is_dialled = False
+        self.peer = Incarnation(-1)
+        self.pedigree = Pedigree(Incarnation(-1), 0)
+        self.handshake: Dialler | Acceptor | None = None
+        self.outbox = Outbox()
+        self.is_blocked = False  # the socket takes no more now; epoll will tell
+        self.write_error = ""
+        self.inbox: Inbox | None = None
+        self.segments: PeerSegments | None = None
+        self._arena: Arena | None = None
+        self._announced: set[int] = set()
+        self._begun = b""
+
+    def __repr__(self) -> str:
+        return f"<Link {self.state.value} node {self.peer} at {self.where}>"
+
+    @property
+    def carries_references(self) -> bool:
+        return self.where.scheme is Scheme.UNIX
+
+    # --- proving ------------------------------------------------------------------------------------------------------
+
+    def prove(self) -> bool:
+        """Read what the handshake needs, no byte more, and queue its answer; True when it is finished. Descriptors
+        that come before the proof are discarded by the kernel, since no room is offered for them."""
+        handshake = self.handshake
+        assert handshake is not None
+        while handshake.needed:
+            try:
+                came = self.sock.recv(handshake.needed - len(self._begun))
+            except BlockingIOError:
+                return False
+            if not came:
+                raise EOFError
+            self._begun += came
+            if len(self._begun) == handshake.needed:
+                data, self._begun = self._begun, b""
+                reply = handshake.receive(data)
+                if reply:
+                    self.outbox.add(reply)
+        return True
+
+    def open(self, peer: Incarnation, inbox: Inbox, segments: PeerSegments | None, arena: Arena | None) -> None:
+        """The handshake is over: from here on frames are exchanged. `arena`: where blocks sent by reference lie."""
+        self.state, self.peer, self.handshake = LinkState.OPEN, peer, None
+        self.inbox, self.segments, self._arena = inbox, segments, arena
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    def read(self, scratch: Scratch, events: list[HubEvent]) -> bool:
+        """One recv, and everything in it decoded; False when there was nothing."""
+        inbox = self.inbox
+        assert inbox is not None
+        if inbox.wanted:
+            return self._read_wanted(inbox, scratch, events)
+        try:
+            view = scratch.view
+            nbytes = self.sock.recv_into(view) if self.segments is None else self._read_with_fds([view])
+        except BlockingIOError:
+            return False
+        if not nbytes:
+            raise EOFError
+        inbox.take(scratch, nbytes, events)
+        if self.segments is not None and self.segments.has_unclaimed and inbox.is_idle:
+            raise PeerError("expected a frame to announce the descriptors that came, got none")
+        return True
+
+    def _read_wanted(self, inbox: Inbox, scratch: Scratch, events: list[HubEvent]) -> bool:
+        # A little room behind the wanted views lets the next frame's header come with the end of this payload. In a
+        # stream of large payloads every byte but these then lands in its place at once.
+        views = inbox.wanted[:_MAX_VIEWS]
+        expected = sum(map(len, views))
+        is_whole = len(views) == len(inbox.wanted)
+        if is_whole:
+            views.append(scratch.view[:_OVERFLOW_BYTES])
+        try:
+            nbytes = self.sock.recvmsg_into(views)[0] if self.segments is None else self._read_with_fds(views)
+        except BlockingIOError:
+            return False
+        if not nbytes:
+            raise EOFError
+        inbox.landed(min(nbytes, expected), events)
+        if nbytes > expected:
+            self._spill(inbox, scratch, nbytes - expected, events)
+        return True
+
+    def _spill(self, inbox: Inbox, scratch: Scratch, nbytes: int, events: list[HubEvent]) -> None:
+        # What was wanted may have been a meta whose payload the spilled bytes begin.
+        at = 0
+        while inbox.wanted and at < nbytes:
+            view = inbox.wanted[0]
+            part = scratch.view[at : at + min(len(view), nbytes - at)]
+            view[: len(part)] = part
+            inbox.landed(len(part), events)
+            at += len(part)
+        if at < nbytes:
+            inbox.take(scratch, nbytes - at, events, at)
+
+    def _read_with_fds(self, views: list[memoryview]) -> int:
+        nbytes, ancillary, flags, _ = self.sock.recvmsg_into(views, ANCILLARY_BYTES, _CLOEXEC)
+        if ancillary:
+            assert self.segments is not None
+            self.segments.collect(ancillary)
+        if flags & socket.MSG_CTRUNC:
+            raise PeerError(f"expected at most {MAX_FDS} descriptors at once, got more")
+        return nbytes
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def queue(self, send: Send, max_payload_bytes: int) -> None:
+        """Encode and queue a message. Raises UsageError if its data is more than a peer would take."""
+        data = send.data
+        outbox = self.outbox
+        if not data:
+            outbox.add(encode_message(send.message))
+        else:
+            lengths = [block.array.nbytes for block in data]
+            total = sum(lengths)
+            if total > MAX_INLINE_SHARED_BYTES and self._arena is not None and self._is_shared(data):
+                self._queue_references(send)
+                return
+            if total > max_payload_bytes:
+                raise UsageError(
+                    f"expected at most {max_payload_bytes} bytes of data with one message, got {total} with "
+                    f"{type(send.message).__name__}; send less at once, or raise max_payload_bytes on every node"
+                )
+            self._queue_inline(send, lengths, total)
+        if send.pins:
+            outbox.mark(send.pins)
+
+    def retire(self, numbers: list[int]) -> bool:
+        """Tell the peer which segments are no more, of those that it was told of; whether there was anything to say."""
+        known = [number for number in numbers if number in self._announced]
+        if known:
+            self._announced.difference_update(known)
+            self.outbox.add(encode_retire(known))
+        return bool(known)
+
+    def write(self, events: list[HubEvent]) -> bool:
+        """One round of sends; True when nothing is left."""
+        return self.outbox.write(self.sock, events)
+
+    def close(self) -> None:
+        """Close the socket and drop everything queued. Safe to repeat."""
+        self.state = LinkState.CLOSED
+        self.outbox.clear()
+        if self.segments is not None:
+            self.segments.close()
+        self.sock.close()
+
+    def _is_shared(self, data: tuple[Block, ...]) -> bool:
+        assert self._arena is not None
+        return all(block.segment >= 0 for block in data) and self._arena.owns({block.segment for block in data})
+
+    def _queue_references(self, send: Send) -> None:
+        assert self._arena is not None
+        references: list[Reference] = [(block.segment, block.offset, block.array.nbytes) for block in send.data]
+        unknown = sorted({number for number, _, _ in references} - self._announced)
+        for first in range(0, len(unknown), MAX_FDS):
+            numbers = unknown[first : first + MAX_FDS]
+            segments = [segment for number in numbers if (segment := self._arena.segment(number)) is not None]
+            self.outbox.carry(segments)
+            sizes = [segment.nbytes for segment in segments]
+            self.outbox.add(encode_segments(list(zip(numbers, sizes, strict=True))))
+        self._announced.update(unknown)
+        self.outbox.add(encode_message(send.message, (), references))
+
+    def _queue_inline(self, send: Send, lengths: list[int], total: int) -> None:
+        frame = encode_message(send.message, lengths, (), total)
+        outbox = self.outbox
+        for block in send.data:
+            if block.array.nbytes <= MAX_COPIED_BYTES:
+                frame.extend(block.array.data)
+                continue
+            if frame:
+                outbox.add(frame)
+                frame = bytearray()
+            outbox.add_array(block.array)
+        if frame:
+            outbox.add(frame)
