@@ -1,8 +1,46 @@
-"""What children run in these tests."""
+"""What children run in these tests, and what the fork server preloads and warms."""
+
+import os
+import threading
+import time
 
 from windlass.engines._children import Channel
 
+CALL = "tests.engines.targets:call"
+
+warmed_by: list[int] = []
+
 
 def call(channel: Channel, config: bytes) -> None:
+    """Call whatever arrives and send back what it returns, until the channel closes."""
     while True:
         channel.send(channel.recv()())
+
+
+def tell(channel: Channel, config: bytes) -> None:
+    channel.send((config, dict(os.environ)))
+    channel.recv()
+
+
+def leave(channel: Channel, config: bytes) -> None:
+    os._exit(int(config))
+
+
+def run_away(channel: Channel, config: bytes) -> None:
+    raise SystemExit(int(config))
+
+
+def fail(channel: Channel, config: bytes) -> None:
+    raise ValueError(config.decode())
+
+
+def warm() -> None:
+    warmed_by.append(os.getpid())
+
+
+def warm_badly() -> None:
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+
+
+def warm_slowly() -> None:
+    time.sleep(60)

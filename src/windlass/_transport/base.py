@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from windlass._wire.effects import LinkDown, LinkUp, Received, Send, Sent
-from windlass.types import Bytes, Incarnation, Memory
+from windlass.types import Block, Bytes, Incarnation, Memory
 
 HubEvent = Received | LinkUp | LinkDown | Sent
 
@@ -43,6 +43,18 @@ class Hub(Protocol):
     def poll(self, timeout: float | None) -> list[HubEvent]:
         """Flush, then wait up to `timeout` seconds (None: for ever, 0: not at all) for events. Returns early, with an
         empty list, when `wake` was called."""
+        ...
+
+    def shares_memory_with(self, peer: Incarnation) -> bool:
+        """Whether large blocks of `memory` reach this peer as references instead of bytes."""
+        ...
+
+    def dedicated(self, nbytes: int) -> Block:
+        """A large block for a caller to fill and send from, again and again."""
+        ...
+
+    def contiguous(self, arrays: Sequence[Bytes]) -> Bytes | None:
+        """Received references as one array without a copy, or None where that cannot be."""
         ...
 
     def recycle(self, data: tuple[Bytes, ...]) -> None:

@@ -122,15 +122,25 @@ class Init(Message):
 
 
 class Write(Message):
-    """Driver to server: set these pieces now, between two rounds. Answered with Done."""
+    """Driver to server: keep these pieces ready; Commit will make them the value. Answered with Done."""
 
     request: int
     key: KeyId
     pieces: tuple[Piece, ...]
 
 
+class Commit(Message):
+    """Driver to keeper, keeper to the key's servers: between two rounds, the same two everywhere, make what `writer`
+    sent with Write the value. Each server answers the writer with Done."""
+
+    request: int
+    key: KeyId
+    writer: Incarnation
+
+
 class Attach(Message):
-    """Worker to keeper: I begin to use this key; at which clock do I start? Done's detail is the clock."""
+    """Worker to keeper: I begin to use this key; at which clock do I start? Done's detail is the clock. The answer
+    waits for the first value, so that no push can come before it."""
 
     request: int
     key: KeyId
@@ -161,11 +171,21 @@ class Ack(Message):
 
 
 class Pull(Message):
-    """Worker to server: read these pieces as they are after my first `clock` pushes; -1 reads the newest."""
+    """Worker to server: read these pieces as they are after my first `clock` pushes."""
 
     pull: int
     key: KeyId
     clock: int
+    pieces: tuple[Piece, ...]
+
+
+class Read(Message):
+    """Driver to keeper, keeper to the key's servers: send `reader` these pieces as they are after one and the same
+    round everywhere, the newest. The answer is Pulled; pieces that another server holds are passed over."""
+
+    pull: int
+    key: KeyId
+    reader: Incarnation
     pieces: tuple[Piece, ...]
 
 
@@ -214,9 +234,11 @@ class Close(Message):
 
 
 class Inspect(Message):
-    """Anyone to any node: tell me about yourself. Done's detail is a plain dictionary."""
+    """Anyone to any node: tell me about yourself. Done's detail is a plain dictionary; with `key` not 0 it is what
+    the asker's next answer on that key waits for, in words."""
 
     request: int
+    key: KeyId = KeyId(0)
 
 
 class Dump(Message):
@@ -249,5 +271,6 @@ class Restore(Message):
 
 AnyMessage = (
     Join | Membership | Abort | Declare | Lookup | Declared | Forget | Place | Placed | Done | Refused
-    | Init | Write | Attach | Push | Ack | Pull | Pulled | Release | Staged | Close | Inspect | Dump | Dumped | Restore
+    | Init | Write | Commit | Attach | Push | Ack | Pull | Read | Pulled | Release | Staged | Close
+    | Inspect | Dump | Dumped | Restore
 )

@@ -1,0 +1,7 @@
+"""When a push counts and when a pull may be answered: decisions that return their reason."""
+
+from windlass.consistency.clocks import Admission, Clocks
+from windlass.consistency.rounds import Contribution, Keeper, Rounds
+from windlass.consistency.verdict import Verdict, may_pull
+
+__all__ = ["Admission", "Clocks", "Contribution", "Keeper", "Rounds", "Verdict", "may_pull"]

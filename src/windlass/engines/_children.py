@@ -253,7 +253,7 @@ class ForkServer:
                 while self._state is State.OPEN and self._control.readable(0):
                     self._take(self._control.recv())
             except ChannelClosed:
-                self._lose(State.LOST)
+                self._lose()
 
     def _take(self, message: Ready | Forked | Failed | Exited) -> None:
         match message:
@@ -276,9 +276,9 @@ class ForkServer:
         self._ended.append(child)
         os.eventfd_write(self._uncollected, 1)
 
-    def _lose(self, state: State) -> None:
+    def _lose(self) -> None:
         """The server is gone, and the kernel kills its children with it (PR_SET_PDEATHSIG)."""
-        self._state = state
+        self._state = State.LOST
         self._news.unregister(self._control.fileno())  # it would stay readable for ever
         for child in self._running.values():
             self._end(child, -signal.SIGKILL)
@@ -298,8 +298,8 @@ class ForkServer:
 
     def _let_go(self) -> None:
         with self._lock:
-            if self._state is State.OPEN:
-                self._lose(State.CLOSED)
+            if self._state is State.OPEN and os.getpid() == self._owner:  # epoll and eventfd are one for all copies
+                self._lose()
             self._state = State.CLOSED
             self._control.close()
             self._news.close()

@@ -1,9 +1,9 @@
 """The fork server: imports once, then forks children that start with everything loaded.
 
-It runs as `python -m windlass.engines._forkserver CONTROL LIFELINE DRIVER`, in a session and process group of its own. It is
-single-threaded whenever it forks, runs nothing parallel and never sees the user's `__main__`. Death travels two ways:
+It runs as `python -m windlass.engines._forkserver CONTROL LIFELINE DRIVER` in a session of its own. It has one thread
+whenever it forks, runs nothing parallel and never sees the user's `__main__`. Death travels two ways:
 
-- the driver's: the kernel sends SIGKILL to the whole group when the lifeline reaches EOF. That needs no watcher
+- the driver's: the kernel sends SIGKILL to our whole process group when the lifeline reaches EOF. That needs no watcher
   thread, which could not run while C code holds the GIL, and it reaches the stopped and what children started;
 - the server's: PR_SET_PDEATHSIG kills its children.
 """
@@ -261,7 +261,7 @@ def main() -> None:
             control.send(Failed(ticket=0, reason=traceback.format_exc()))
         return
     Server(control, driver).serve()
-    os._exit(0)  # the teardown of torch and numba takes longer than a driver that closes should wait
+    os.killpg(0, signal.SIGKILL)  # this process too, and with it whatever its children started
 
 
 if __name__ == "__main__":

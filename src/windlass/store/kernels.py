@@ -15,6 +15,7 @@ import, so `dense` does it when the first slot is made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -42,10 +43,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def jit(function: F) -> F:
-    return cast(F, numba.njit(cache=True, nogil=True)(function))
+    """Compile when first called with new types. numpy's error model: x / 0 is inf, and loops that divide vectorise."""
+    return cast(F, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
 
 
-divide = cast(Callable[..., Any], numba.njit(reduce.divide))
+divide = cast(Callable[..., Any], numba.njit(error_model="numpy")(reduce.divide))
 
 
 # --- reading memory by address and floats by their bits ---------------------------------------------------------------
@@ -103,26 +105,26 @@ def _half_to_float(half: int) -> Any:
 
 
 @jit
-def _float_to_half(number: float) -> int:
-    """Rounded to the nearest, ties to even."""
-    bits = np.int64(_bits_of(number))
-    magnitude = bits & 0x7FFFFFFF
-    if magnitude >= 0x47800000:
-        half = 0x7E00 if magnitude > 0x7F800000 else 0x7C00
-    elif magnitude < 0x38800000:  # a subnormal half: adding 0.5 makes the float unit round at the right bit
-        half = np.int64(_bits_of(_float_of(np.uint32(magnitude)) + _float_of(np.uint32(0x3F000000)))) - 0x3F000000
-    else:
-        half = (magnitude - 0x38000000 + 0xFFF + (magnitude >> 13 & 1)) >> 13
-    return half | (bits >> 16 & 0x8000)
+def _float_to_half(number: Any) -> Any:
+    """Rounded to the nearest, ties to even. Every case is computed and one selected: branches do not vectorise."""
+    bits = _bits_of(number)
+    magnitude = np.uint32(bits & 0x7FFFFFFF)
+    normal = np.uint32(magnitude - 0x38000000 + 0xFFF + (magnitude >> 13 & 1)) >> 13
+    # Adding 0.5 makes the float unit itself round at a subnormal half's last bit.
+    subnormal = np.uint32(_bits_of(_float_of(magnitude) + _float_of(np.uint32(0x3F000000))) - 0x3F000000)
+    special = np.uint32(0x7E00) if magnitude > 0x7F800000 else np.uint32(0x7C00)
+    finite = subnormal if magnitude < 0x38800000 else np.uint32(normal)
+    half = special if magnitude >= 0x47800000 else finite
+    return np.uint16(half | np.uint32(bits >> 16 & 0x8000))
 
 
 @jit
-def _float_to_bfloat(number: float) -> int:
+def _float_to_bfloat(number: Any) -> Any:
     """Rounded to the nearest, ties to even."""
-    bits = np.int64(_bits_of(number))
-    if bits & 0x7FFFFFFF > 0x7F800000:
-        return (bits >> 16 & 0x8000) | 0x7FC0
-    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    bits = _bits_of(number)
+    rounded = np.uint32(bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    nan = (bits >> 16 & 0x8000) | 0x7FC0
+    return np.uint16(nan if bits & 0x7FFFFFFF > 0x7F800000 else rounded)
 
 
 @jit
@@ -145,12 +147,15 @@ def decode(out: Array, address: int, encoding: int) -> None:
 @jit
 def publish(published: Array, after: Array, start: int, stop: int, encoding: int) -> None:
     """Write elements start to stop of a 16-bit float's master as their bits; nothing for other types."""
+    numbers = after[start:stop]
     if encoding == FLOAT16:
-        for i in range(start, stop):
-            published[i] = _float_to_half(np.float32(after[i]))
+        halves = published[start:stop]
+        for i in range(halves.size):
+            halves[i] = _float_to_half(np.float32(numbers[i]))
     elif encoding == BFLOAT16:
-        for i in range(start, stop):
-            published[i] = _float_to_bfloat(np.float32(after[i]))
+        halves = published[start:stop]
+        for i in range(halves.size):
+            halves[i] = _float_to_bfloat(np.float32(numbers[i]))
 
 
 # --- reducing one block -----------------------------------------------------------------------------------------------
@@ -177,25 +182,58 @@ def _combine(out: Array, a: Array, b: Array, op: int) -> None:
 
 
 @jit
+def _sum3(out: Array, a: Array, b: Array, c: Array) -> None:
+    for i in range(out.size):
+        out[i] = (a[i] + b[i]) + c[i]
+
+
+@jit
+def _sum4(out: Array, a: Array, b: Array, c: Array, d: Array) -> None:
+    for i in range(out.size):
+        out[i] = ((a[i] + b[i]) + c[i]) + d[i]
+
+
+@jit
+def _reduce_native(out: Array, job: Array, offset: int) -> None:
+    """Inputs that can be read as they are. Sums take up to four at once: it keeps more of memory's streams busy."""
+    count, op, size = job[COUNT], job[OP], out.size
+    left = numba.carray(_pointer(job[INPUTS] + offset, out), size)
+    if count == 1:
+        for i in range(size):
+            out[i] = left[i]
+    done = 1
+    while done < count:
+        at = INPUTS + done
+        rest = count - done if op in (_SUM, _MEAN) else 1
+        b = numba.carray(_pointer(job[at] + offset, out), size)
+        if rest == 1:
+            _combine(out, left, b, op)
+            done += 1
+        else:
+            c = numba.carray(_pointer(job[at + 1] + offset, out), size)
+            if rest == 2:
+                _sum3(out, left, b, c)
+                done += 2
+            else:
+                _sum4(out, left, b, c, numba.carray(_pointer(job[at + 2] + offset, out), size))
+                done += 3
+        left = out
+
+
+@jit
 def _reduce(out: Array, spare: Array, job: Array, start: int) -> None:
-    """Reduce elements start to start + out.size of every input into `out`."""
-    count, op, encoding, size = job[COUNT], job[OP], job[ENCODING], out.size
-    offset = start * job[ITEMSIZE]
+    """Reduce elements start to start + out.size of every input into `out`, in the order given."""
+    op, encoding, offset = job[OP], job[ENCODING], start * job[ITEMSIZE]
     if encoding == NATIVE:
-        first = numba.carray(_pointer(job[INPUTS] + offset, out), size)
-        if count == 1:
-            out[:] = first
-        for index in range(1, count):
-            left = out if index > 1 else first
-            _combine(out, left, numba.carray(_pointer(job[INPUTS + index] + offset, out), size), op)
+        _reduce_native(out, job, offset)
     else:
         decode(out, job[INPUTS] + offset, encoding)
-        for index in range(1, count):
-            decode(spare[:size], job[INPUTS + index] + offset, encoding)
-            _combine(out, out, spare[:size], op)
+        for index in range(1, job[COUNT]):
+            decode(spare[: out.size], job[INPUTS + index] + offset, encoding)
+            _combine(out, out, spare[: out.size], op)
     if op == _MEAN and job[DIVISOR] != 1:
         divisor = out.dtype.type(job[DIVISOR])
-        for i in range(size):
+        for i in range(out.size):
             out[i] = divide(out[i], divisor)
 
 
@@ -254,11 +292,14 @@ def adam(before: Array, after: Array, published: Array, job: Array, c: Array, me
         grad, w, new = scratch[: stop - start], before[start:stop], after[start:stop]
         m, v = mean[start:stop], square[start:stop]
         _reduce(grad, spare, job, start)
+        # Three loops: with more arrays in one, the compiler gives up proving them apart and does not vectorise.
         for i in range(grad.size):
-            g = grad[i] + decay * w[i]
-            m[i] = b1 * m[i] + b1_rest * g
-            v[i] = b2 * v[i] + b2_rest * (g * g)
-            new[i] = keep * w[i] - rate * (m[i] / (np.sqrt(v[i]) / root + eps))
+            grad[i] += decay * w[i]
+        for i in range(grad.size):
+            m[i] = b1 * m[i] + b1_rest * grad[i]
+            v[i] = b2 * v[i] + b2_rest * (grad[i] * grad[i])
+        for i in range(grad.size):
+            new[i] = keep * w[i] - rate * (m[i] / (math.sqrt(v[i]) / root + eps))
         publish(published, after, start, stop, job[ENCODING])
 
 
@@ -271,9 +312,10 @@ def adagrad(before: Array, after: Array, published: Array, job: Array, c: Array,
         grad, w, new, v = scratch[: stop - start], before[start:stop], after[start:stop], square[start:stop]
         _reduce(grad, spare, job, start)
         for i in range(grad.size):
-            g = grad[i] + decay * w[i]
-            v[i] += g * g
-            new[i] = w[i] - lr * (g / (np.sqrt(v[i]) + eps))
+            grad[i] += decay * w[i]
+            v[i] += grad[i] * grad[i]
+        for i in range(grad.size):
+            new[i] = w[i] - lr * (grad[i] / (math.sqrt(v[i]) + eps))
         publish(published, after, start, stop, job[ENCODING])
 
 
@@ -288,8 +330,8 @@ def ftrl(before: Array, after: Array, published: Array, job: Array, c: Array, z:
         _reduce(grad, spare, job, start)
         for i in range(grad.size):
             square = n_block[i] + grad[i] * grad[i]
-            pull = z_block[i] + (grad[i] - (np.sqrt(square) - np.sqrt(n_block[i])) / alpha * w[i])
+            pull = z_block[i] + (grad[i] - (math.sqrt(square) - math.sqrt(n_block[i])) / alpha * w[i])
             n_block[i], z_block[i] = square, pull
             shrunk = pull - l1 if pull > l1 else (pull + l1 if pull < -l1 else zero)
-            new[i] = -shrunk / ((beta + np.sqrt(square)) / alpha + l2)
+            new[i] = -shrunk / ((beta + math.sqrt(square)) / alpha + l2)
         publish(published, after, start, stop, job[ENCODING])

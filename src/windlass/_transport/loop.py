@@ -1,0 +1,75 @@
+"""Runs a state machine on a hub: feeds it events, carries out its effects, in one thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import Any, Protocol
+
+from windlass._transport.base import Hub
+from windlass._wire.effects import Dial, Event, Hangup, Later, LinkDown, Log, Recycle, Send, Stop
+
+log = logging.getLogger("windlass")
+
+
+class State(Protocol):
+    def handle(self, event: Event, now: float) -> list[Any]: ...
+
+
+REDIAL_SECONDS = 0.05
+
+
+class Loop:
+    """One node. `turn` does a bounded amount of work: the events at hand, then one piece of work put off."""
+
+    def __init__(self, state: State, hub: Hub, name: str) -> None:
+        self.state = state
+        self.hub = hub
+        self.name = name
+        self.stopped: str | None = None
+        self._later: deque[Later] = deque()
+        self._redial: list[tuple[float, Dial]] = []
+
+    def turn(self, timeout: float | None) -> bool:
+        """Wait up to `timeout` for something to do, and do it. Says whether there was anything."""
+        if self._later:
+            timeout = 0.0
+        elif self._redial:
+            timeout = min(timeout or 0.0, REDIAL_SECONDS)
+        events = self.hub.poll(timeout)
+        for event in events:
+            self._perform(event)
+        if self._later:
+            self._perform(self._later.popleft())
+            return True
+        self._dial_again()
+        return bool(events)
+
+    def _perform(self, event: Event) -> None:
+        for effect in self.state.handle(event, time.monotonic()):
+            if isinstance(effect, Send):
+                self.hub.send(effect)
+            elif isinstance(effect, Recycle):
+                self.hub.recycle(effect.data)
+            elif isinstance(effect, Later):
+                self._later.append(effect)
+            elif isinstance(effect, Log):
+                log.log(logging.getLevelNamesMapping()[effect.level.upper()], "%s: %s", self.name, effect.text)
+            elif isinstance(effect, Dial):
+                self._dial(effect, is_again=isinstance(event, LinkDown))
+            elif isinstance(effect, Hangup):
+                self.hub.hangup(effect.peer, effect.reason)
+            elif isinstance(effect, Stop):
+                self.stopped = effect.reason
+
+    def _dial(self, dial: Dial, *, is_again: bool) -> None:
+        if is_again:  # it was refused a moment ago: do not spin
+            self._redial.append((time.monotonic() + REDIAL_SECONDS, dial))
+        else:
+            self.hub.dial(dial.peer, dial.addresses)
+
+    def _dial_again(self) -> None:
+        if self._redial and self._redial[0][0] <= time.monotonic():
+            _, dial = self._redial.pop(0)
+            self.hub.dial(dial.peer, dial.addresses)

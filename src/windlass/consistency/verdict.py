@@ -1,0 +1,49 @@
+"""May this pull be answered now? The one place that says so, for every consistency, with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from windlass.consistency.clocks import Clocks
+from windlass.types import Bounded, Consistency, Eventual, Incarnation, Sequential
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    admit: bool
+    reason: str = ""
+
+
+YES = Verdict(True)
+
+
+def may_pull(
+    consistency: Consistency, who: Incarnation, clock: int, *, rounds: int, clocks: Clocks, live: Iterable[Incarnation]
+) -> Verdict:
+    """Judge a pull by `who` after its first `clock` pushes. `rounds` is how many are in the slot it reads."""
+    match consistency:
+        case Sequential():
+            if rounds < clock:
+                return Verdict(False, f"round {clock} is not closed, {rounds} are")
+            return YES
+        case Bounded(delay=delay):
+            own = clocks.applied.get(who, 0)
+            if own < clock:
+                return Verdict(False, f"{own} of its own {clock} pushes are in")
+            lowest, slowest = clocks.lowest(live)
+            if slowest is not None and lowest < clock - delay:
+                return Verdict(False, f"it leads {slowest} by {clock - lowest}, delay is {delay}")
+            return YES
+        case Eventual():
+            own = clocks.applied.get(who, 0)
+            return YES if own >= clock else Verdict(False, f"{own} of its own {clock} pushes are in")
+        case _:
+            assert_never(consistency)
+
+
+def who_lacks(live: Mapping[Incarnation, str], have: Iterable[Incarnation]) -> list[str]:
+    """Names of the live that are not among `have`."""
+    present = set(have)
+    return [name for who, name in live.items() if who not in present]

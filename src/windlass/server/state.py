@@ -1,0 +1,286 @@
+"""The server: holds slots, admits pushes, answers pulls. `handle(event, now) -> effects`, no I/O.
+
+A server knows keys only from the manager (Place) and workers only from the generation (Membership). What comes from an
+incarnation outside the generation is refused and never acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass._wire import messages as m
+from windlass._wire.effects import Dial, Effect, Event, Later, LinkDown, LinkUp, Log, Received, Recycle, Send, Sent
+from windlass.errors import UsageError
+from windlass.server.arrival import ArrivalKey
+from windlass.server.key import HeldKey, Members
+from windlass.server.pins import Pins
+from windlass.server.sequential import Advance, SequentialKey
+from windlass.store.dense import DenseSlot
+from windlass.store.reduce import resolve_reducer
+from windlass.store.update import resolve_updater
+from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation, KeyId, Memory, Node, Role, Sequential
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """`local` holds reducers and updaters of this process that have no import path (an embedded store's lambdas)."""
+
+    local: Mapping[str, object] = field(default_factory=dict)
+
+
+class ServerState:
+    sequential_key: type[SequentialKey] = SequentialKey
+    arrival_key: type[ArrivalKey] = ArrivalKey
+
+    def __init__(self, me: Incarnation, memory: Memory, config: ServerConfig) -> None:
+        self.me = me
+        self.config = config
+        self.members = Members()
+        self.keys: dict[KeyId, SequentialKey | ArrivalKey] = {}
+        self.nodes: dict[Incarnation, Node] = {}
+        self._memory = memory
+        self._pins = Pins(memory)
+        self._linked: set[Incarnation] = set()
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, Received):
+            message = event.message
+            if isinstance(message, m.Push):
+                return self._on_push(event.peer, message, event.data)
+            return self._on_message(event, message)
+        match event:
+            case Later(work=(key_id, unit)):
+                return self._on_work(key_id, unit)
+            case Sent(pin=pin):
+                self._pins.release(pin)
+                return []
+            case LinkUp(peer=peer):
+                self._linked.add(peer)
+                return self._on_link_up(peer)
+            case LinkDown(peer=peer):
+                return self._on_link_down(peer)
+            case _:
+                return []
+
+    # --- the data path ------------------------------------------------------------------------------------------------
+
+    def _on_push(self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...]) -> list[Effect]:
+        if peer not in self.members.live:
+            return [Recycle(data), Log("warning", f"refused a push of incarnation {peer}: not in this generation")]
+        key = self.keys.get(push.key)
+        if key is None:
+            gone = "the key was deleted"
+            if push.pull:
+                answer: m.AnyMessage = m.Pulled(
+                    pull=push.pull, key=push.key, clock=push.clock, version=0, pieces=push.pieces, error=gone
+                )
+            else:
+                answer = m.Ack(key=push.key, clock=push.clock, error=gone)
+            return [Recycle(data), Send(peer, answer)]
+        problem = self._misfit(key, push.pieces, data)
+        if problem:
+            return [Recycle(data), Log("error", f"refused a push of {self.members.name(peer)}: {problem}")]
+        return key.push(peer, push, data)
+
+    def _on_message(self, event: Received, message: m.AnyMessage) -> list[Effect]:
+        peer = event.peer
+        match message:
+            case m.Membership():
+                return self._on_membership(message)
+            case m.Place():
+                return self._on_place(message)
+            case m.Forget(key=key_id):
+                key = self.keys.pop(key_id, None)
+                return key.dissolve() if key is not None else []
+            case m.Release(pins=pins):
+                for pin in pins:
+                    self._pins.release(pin)
+                return []
+            case m.Inspect():
+                return [Send(peer, m.Done(request=message.request, detail=self._inspect(peer, message.key)))]
+            case m.Staged() | m.Close():
+                return self._on_round(peer, message)
+            case m.Pull() | m.Read() | m.Init() | m.Write() | m.Commit() | m.Attach() | m.Dump() | m.Restore():
+                return self._on_key(event, message)
+            case _:
+                return [Log("warning", f"incarnation {peer} sent a server {type(message).__name__}; ignored")]
+
+    def _on_key(self, event: Received, message: Any) -> list[Effect]:
+        peer, data = event.peer, event.data
+        key = self.keys.get(message.key)
+        if key is None:
+            problem = "the key was deleted"
+        elif isinstance(message, m.Dump | m.Restore):
+            problem = "" if message.slot in key.slots else f"slot {message.slot} of '{key.spec.name}' is not held here"
+        else:
+            problem = self._misfit(key, getattr(message, "pieces", ()), data)
+        if key is None or problem:
+            if isinstance(message, m.Pull | m.Read):
+                pulled = m.Pulled(
+                    pull=message.pull, key=message.key, clock=0, version=0, pieces=message.pieces, error=problem
+                )
+                return [Send(peer, pulled)]
+            return [Recycle(data), Send(peer, m.Refused(request=message.request, is_usage=True, reason=problem))]
+        match message:
+            case m.Pull():
+                return key.pull(peer, message)
+            case m.Read() | m.Commit():
+                return key.order(message, peer)
+            case m.Attach():
+                return key.attach(peer, message.request)
+            case m.Init():
+                return [*key.init(message.pieces, data), Send(peer, m.Done(request=message.request))]
+            case m.Write():
+                key.stage_write(peer, message, data)
+                return [Recycle(data), Send(peer, m.Done(request=message.request))]
+            case m.Dump():
+                return self._dump(peer, key, message)
+            case m.Restore():
+                return self._restore(peer, key, message, data)
+        return []
+
+    def _misfit(self, key: HeldKey, pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...]) -> str:
+        """What is wrong with pieces that a peer named, if anything: nothing from the wire indexes memory unchecked."""
+        for number, lo, hi in pieces:
+            slot = key.slots.get(number)
+            if slot is None:
+                if len(key.servers) > 1 and 0 <= number < key.spec.num_slots and not data:
+                    continue  # a read that the keeper passes on names everybody's pieces
+                return f"slot {number} of '{key.spec.name}' is not held here"
+            first, end = key.spec.slot_range(number)
+            if not 0 <= lo <= hi <= end - first:
+                return f"elements [{lo}, {hi}) are outside slot {number} of '{key.spec.name}', which has {end - first}"
+        if data:
+            if len(data) != len(pieces):
+                return f"{len(pieces)} pieces came with {len(data)} buffers"
+            for (number, lo, hi), part in zip(pieces, data, strict=True):
+                if number not in key.slots or part.nbytes != (hi - lo) * key.spec.itemsize:
+                    return f"slot {number} expected {(hi - lo) * key.spec.itemsize} bytes, got {part.nbytes}"
+        return ""
+
+    def _on_round(self, peer: Incarnation, message: m.Staged | m.Close) -> list[Effect]:
+        key = self.keys.get(message.key)
+        if not isinstance(key, SequentialKey):
+            return []
+        if isinstance(message, m.Staged):
+            return key.staged(peer, message)
+        return key.close(message.round, message.members) if peer == key.keeper else []
+
+    def _on_work(self, key_id: KeyId, unit: Any) -> list[Effect]:
+        key = self.keys.get(key_id)
+        if key is None:
+            return []
+        if isinstance(unit, Advance):
+            return key.advance() if isinstance(key, SequentialKey) else []
+        return key.work(unit)
+
+    # --- members and links --------------------------------------------------------------------------------------------
+
+    def _on_membership(self, membership: m.Membership) -> list[Effect]:
+        generation = Generation(membership.term, membership.number)
+        if generation <= self.members.generation:
+            return []
+        self.members.generation = generation
+        self.nodes = {node.incarnation: node for node in membership.nodes}
+        workers = [node for node in membership.nodes if node.role is Role.WORKER]
+        self.members.live = {node.incarnation: node.name for node in workers}
+        self.members.ranks |= {node.incarnation: node.rank for node in workers}
+        effects: list[Effect] = []
+        for node in membership.nodes:  # of two servers, the later incarnation dials the earlier
+            is_server = node.role is Role.SERVER and node.incarnation < self.me
+            if is_server and node.incarnation not in self._linked:
+                effects.append(Dial(node.incarnation, node.addresses))
+        for key in self.keys.values():
+            effects += key.on_members()
+        return effects
+
+    def _on_link_up(self, peer: Incarnation) -> list[Effect]:
+        """Another server is back: what was said on the broken link is said again."""
+        if peer not in self.nodes or self.nodes[peer].role is not Role.SERVER:
+            return []
+        effects: list[Effect] = []
+        for key in self.keys.values():
+            if isinstance(key, SequentialKey) and key.keeper == peer:
+                effects += key.advance()
+        return effects
+
+    def _on_link_down(self, peer: Incarnation) -> list[Effect]:
+        self._linked.discard(peer)
+        self._pins.release_all(peer)
+        for key in self.keys.values():
+            key.drop_reader(peer)
+        node = self.nodes.get(peer)
+        if node is not None and node.role is Role.SERVER and peer < self.me:
+            return [Dial(peer, node.addresses)]
+        return []
+
+    # --- keys -----------------------------------------------------------------------------------------------------------
+
+    def _on_place(self, place: m.Place) -> list[Effect]:
+        if place.key not in self.keys:
+            try:
+                self.keys[place.key] = self._make(place)
+            except UsageError as error:
+                return [Send(MANAGER, m.Placed(key=place.key, error=str(error)))]
+        return [Send(MANAGER, m.Placed(key=place.key))]
+
+    def _make(self, place: m.Place) -> SequentialKey | ArrivalKey:
+        spec = place.spec
+        reducer = resolve_reducer(spec.reduce, self.config.local)
+        updater = resolve_updater(spec.update, self.config.local)
+        slots = {}
+        for number, server in enumerate(place.slots):
+            if server == self.me:
+                lo, hi = spec.slot_range(number)
+                slots[number] = DenseSlot(
+                    size=hi - lo, dtype=spec.dtype, reducer=reducer, updater=updater, memory=self._memory
+                )
+        kind = self.sequential_key if isinstance(spec.consistency, Sequential) else self.arrival_key
+        return kind(place, self.me, slots, self.members, self._pins)
+
+    def _dump(self, peer: Incarnation, key: SequentialKey | ArrivalKey, dump: m.Dump) -> list[Effect]:
+        slot = key.slots[dump.slot]
+        arrays, meta = slot.dense.dump()
+        names = tuple(arrays)
+        data = tuple(Block(array.copy().view("uint8").reshape(-1)) for array in arrays.values())
+        dtypes = tuple(str(array.dtype) for array in arrays.values())
+        meta = {"slot": meta, "version": key.slot_version(slot)}
+        return [Send(peer, m.Dumped(request=dump.request, names=names, dtypes=dtypes, meta=meta), data)]
+
+    def _restore(
+        self, peer: Incarnation, key: SequentialKey | ArrivalKey, restore: m.Restore, data: tuple[Bytes, ...]
+    ) -> list[Effect]:
+        slot = key.slots[restore.slot]
+        arrays = {
+            name: part.copy().view(dtype)
+            for name, dtype, part in zip(restore.names, restore.dtypes, data, strict=True)
+        }
+        old = slot.dense.restore(arrays, restore.meta["slot"], is_pinned=self._pins.is_pinned(slot.dense.block))
+        self._pins.retire(old)
+        slot.missing = 0
+        return [Recycle(data), *key.answer_waiting(slot), Send(peer, m.Done(request=restore.request))]
+
+    # --- looking --------------------------------------------------------------------------------------------------------
+
+    def _inspect(self, peer: Incarnation, key_id: KeyId) -> Any:
+        if key_id:
+            key = self.keys.get(key_id)
+            return key.explain(peer) if key else "the key was deleted"
+        return {
+            "generation": str(self.members.generation),
+            "pins": len(self._pins),
+            "keys": {
+                key.spec.name: {
+                    "version": key.version,
+                    "value_bytes": sum(slot.dense.value_bytes for slot in key.slots.values()),
+                    "state_bytes": sum(slot.dense.state_bytes for slot in key.slots.values()),
+                    "staged_bytes": key.staged_bytes,
+                    "slots": len(key.slots),
+                    "clocks": {self.members.name(who): clock for who, clock in key.clocks.applied.items()},
+                    "waiting_pulls": sum(len(slot.waiting) for slot in key.slots.values()),
+                }
+                for key in self.keys.values()
+            },
+        }

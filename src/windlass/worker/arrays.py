@@ -1,0 +1,142 @@
+"""Arrays of any framework, as the flat bytes the store moves, and back to the same kind.
+
+numpy arrays and torch CPU tensors are viewed, never copied, when they are contiguous; a jax array comes in through
+DLPack and goes out as a new jax array, because jax's are immutable. torch and jax are never imported here unless the
+caller has imported them already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from windlass.errors import UsageError
+from windlass.types import STORAGE, Array, Bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """What a caller's array is: enough to make another of its kind."""
+
+    kind: str  # "numpy", "torch" or "jax"
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def look(value: Any, what: str) -> tuple[Like, Array]:
+    """Describe a caller's array and give its elements as a flat, contiguous array of the storage dtype. The result
+    shares the caller's memory where it can; a non-contiguous array is gathered into a new one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _look_torch(torch, value, what)
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(value, jax.Array):
+        dtype = str(value.dtype)
+        host = np.asarray(value) if dtype == "bfloat16" else np.from_dlpack(value)
+        return Like("jax", _known(dtype, what), tuple(value.shape)), _flat(host, dtype)
+    array = np.asarray(value)
+    dtype = _known(str(array.dtype), what)
+    return Like("numpy", dtype, array.shape), _flat(array, dtype)
+
+
+def _flat(array: Array, dtype: str) -> Array:
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return np.ascontiguousarray(array).reshape(-1).view(STORAGE[dtype])
+
+
+def _look_torch(torch: Any, value: Any, what: str) -> tuple[Like, Array]:
+    if value.layout is not torch.strided:
+        raise UsageError(f"{what}: expected a dense tensor, got layout {value.layout}")
+    dtype = _known(str(value.dtype).removeprefix("torch."), what)
+    shape = tuple(value.shape)
+    tensor = value.detach()
+    if tensor.device.type != "cpu":
+        tensor = tensor.cpu()
+    tensor = tensor.contiguous().view(-1)
+    if dtype == "bfloat16":
+        tensor = tensor.view(torch.int16)
+    return Like("torch", dtype, shape), tensor.numpy().view(STORAGE[dtype])
+
+
+def _known(dtype: str, what: str) -> str:
+    if dtype not in STORAGE:
+        raise UsageError(f"{what}: expected a dtype among {', '.join(STORAGE)}, got {dtype}")
+    return dtype
+
+
+def target(out: Any, like: Like, what: str) -> Array | None:
+    """The caller's `out` as flat storage to write into, or None when it is not contiguous and must be filled by
+    `fill` afterwards. Raises when its shape or dtype does not fit."""
+    found, flat = look(out, what)
+    if (found.dtype, found.shape) != (like.dtype, like.shape):
+        raise UsageError(
+            f"{what}: out expected {like.dtype} of shape {like.shape}, got {found.dtype} of shape {found.shape}"
+        )
+    if found.kind == "jax":
+        raise UsageError(f"{what}: out expected a writable array, got a jax array, which is immutable")
+    if found.kind == "numpy":
+        if not isinstance(out, np.ndarray) or not out.flags.writeable:
+            raise UsageError(f"{what}: out expected a writable array, got a read-only one")
+        return flat if np.shares_memory(flat, out) or flat.size == 0 else None
+    return flat if out.device.type == "cpu" and out.is_contiguous() else None
+
+
+def fill(out: Any, like: Like, flat: Array) -> None:
+    """Copy a flat result into a non-contiguous `out`."""
+    made = wrap(flat, like)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(out, torch.Tensor):
+        with torch.no_grad():
+            out.copy_(made if isinstance(made, torch.Tensor) else torch.as_tensor(made))
+    else:
+        np.copyto(out, np.asarray(made))
+
+
+def wrap(flat: Array, like: Like) -> Any:
+    """The flat storage as an array of the caller's kind, sharing its memory (jax: a copy)."""
+    if like.kind == "torch":
+        return _wrap_torch(flat, like)
+    if like.kind == "jax":
+        jnp = sys.modules["jax"].numpy
+        array = jnp.array(flat.reshape(like.shape))
+        return array.view(jnp.bfloat16) if like.dtype == "bfloat16" else array
+    if like.dtype == "bfloat16":
+        bfloat16 = sys.modules.get("ml_dtypes")
+        if bfloat16 is not None:
+            flat = flat.view(bfloat16.bfloat16)
+    return flat.reshape(like.shape)
+
+
+def _wrap_torch(flat: Array, like: Like) -> Any:
+    import torch
+
+    if flat.size == 0:
+        return torch.empty(like.shape, dtype=getattr(torch, like.dtype))
+    if not flat.flags.writeable:  # torch has no read-only tensors; going by address spares a warning on every view
+        flat = _by_address(flat)
+    tensor = torch.from_numpy(flat.view(np.int16) if like.dtype == "bfloat16" else flat)
+    if like.dtype == "bfloat16":
+        tensor = tensor.view(torch.bfloat16)
+    return tensor.view(like.shape)
+
+
+def _by_address(flat: Array) -> Array:
+    memory = (ctypes.c_char * flat.nbytes).from_address(flat.__array_interface__["data"][0])
+    memory._keep_alive = flat  # type: ignore[attr-defined]
+    return np.frombuffer(memory, dtype=flat.dtype)
+
+
+def is_finite(flat: Array, dtype: str) -> bool:
+    """Whether no element is NaN or infinite; integers always are."""
+    if dtype == "bfloat16":
+        return not bool(((flat & 0x7F80) == 0x7F80).any())
+    return flat.dtype.kind != "f" or bool(np.isfinite(flat).all())
+
+
+def as_bytes(flat: Array) -> Bytes:
+    return flat.view(np.uint8)

@@ -1,0 +1,257 @@
+"""The edge of a worker: its hub, its clock, its waits. All decisions are WorkerState's."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from windlass._transport.base import Hub
+from windlass._wire import messages as m
+from windlass._wire.effects import Dial, Effect, Log, Recycle, Send, Tick
+from windlass.errors import TimeoutError, UsageError, WindlassError
+from windlass.types import MANAGER, Bytes, Incarnation
+from windlass.worker.ops import KeyInfo, Op, Request
+from windlass.worker.state import Call, Submit, WorkerState
+from windlass.worker.turn import Turn
+
+log = logging.getLogger("windlass")
+
+TICK_SECONDS = 0.1
+BACKGROUND_AFTER_SECONDS = 0.001
+"""How long a caller may be away, with work under way, before the background thread takes the links over."""
+
+
+class Waitable(Protocol):
+    text: str
+
+    @property
+    def is_done(self) -> bool: ...
+
+
+class Client:
+    """Thread-safe. Calls that wait do their I/O in the caller's own thread."""
+
+    def __init__(self, hub: Hub, state: WorkerState, *, timeout: float, warn_seconds: float, is_eager: bool) -> None:
+        self.state = state
+        self.hub = hub
+        self.timeout = timeout
+        self.is_closed = False
+        self._warn_seconds = warn_seconds
+        self._is_eager = is_eager  # an embedded store: nothing else runs, so finish at once what can be
+        self._turn = Turn(hub.wake)
+        self._next_tick = 0.0
+        self._held: set[KeyInfo] = set()  # keys whose queue waits for tasks of other keys
+        self._background: threading.Thread | None = None
+        self._has_work = threading.Event()
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def submit(self, *works: Op | Request) -> None:
+        """Start work. Does not block on the network."""
+        self._check_open()
+        self._turn.take()
+        try:
+            for work in works:
+                self._perform(self.state.handle(Submit(work), time.monotonic()))
+                if isinstance(work, Op) and work.after and work.key.queue:
+                    self._held.add(work.key)
+            if self._is_eager:
+                self._step(0)
+            else:
+                self.hub.flush()
+        finally:
+            self._leave()
+
+    def request(
+        self, peer: Incarnation, make: Callable[[int], m.AnyMessage], text: str, *, data: Any = (), answers: int = 1
+    ) -> tuple[Any, tuple[Bytes, ...]]:
+        """Ask one node and wait for its answer: the message and copies of the buffers that came with it. With
+        `answers` above 1 several nodes answer the same request, and the last answer is given."""
+        answer = _Answer(text, peer)
+        self.submit(Request(peer, make, answer.finish, data, answers=answers))
+        self.wait(answer)
+        if answer.error is not None:
+            raise answer.error
+        return answer.message, answer.data
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def wait(self, task: Waitable, timeout: float | None = None) -> None:
+        """Block until the task is done; raise TimeoutError, naming whom it waits for, when the time is over."""
+        if task.is_done:
+            return
+        self._check_open()
+        began = time.monotonic()
+        deadline = began + (self.timeout if timeout is None else timeout)
+        warn_at = began + self._warn_seconds
+        while not task.is_done:
+            now = time.monotonic()
+            if now >= deadline:
+                raise TimeoutError(f"{task.text} did not finish within {now - began:.1f} s: {self.explain()}")
+            if not self._turn.take_or(lambda: task.is_done, min(deadline, max(warn_at, now)) - now + 0.001):
+                continue
+            try:
+                warn_at = self._lead(task, deadline, warn_at, began)
+            finally:
+                self._leave()
+
+    def _lead(self, task: Waitable, deadline: float, warn_at: float, began: float) -> float:
+        """Poll until the task is done, the time is over, or another thread asks for the turn."""
+        while not task.is_done and not self._turn.requests:
+            now = time.monotonic()
+            if now >= deadline:
+                break
+            if now >= warn_at:
+                warn_at = now + 2 * (now - began)
+                self._ask_why()
+                log.warning("%s has taken %.0f s so far: %s", task.text, now - began, self.explain())
+            self._step(min(deadline - now, max(0.0, warn_at - now), TICK_SECONDS))
+        return warn_at
+
+    def explain(self) -> str:
+        """Whom the oldest work waits for, on which key, as far as this worker knows."""
+        for op in self.state.ops.values():
+            peers = ", ".join(sorted(self.state.name(peer) for peer in op.waits_for()))
+            why = f" ({self._why})" if self._why else ""
+            verb = "push" if op.pull is None else "pull"
+            return f"{verb} {op.clock} of '{op.key.spec.name}' waits for {peers}{why}"
+        for request in self.state.requests.values():
+            return f"no answer from {self.state.name(request.peer)}"
+        return "it waits for tasks that come before it"
+
+    _why = ""
+
+    def _ask_why(self) -> None:
+        """Ask the servers what the oldest operation waits for; the answer is there for the next explanation."""
+        for op in self.state.ops.values():
+            for peer in list(op.waits_for()):
+                ask = Request(peer, lambda n, key=op.key.id: m.Inspect(request=n, key=key), self._hear_why)  # type: ignore[misc]
+                self._perform(self.state.handle(Submit(ask), time.monotonic()))
+            break
+        until = time.monotonic() + 0.2
+        self._why = ""
+        while not self._why and time.monotonic() < until:
+            self._step(0.05)
+
+    def _hear_why(self, answer: Any, data: tuple[Bytes, ...], error: WindlassError | None) -> None:
+        if answer is not None:
+            self._why = str(answer.detail)
+
+    # --- doing --------------------------------------------------------------------------------------------------------
+
+    def _step(self, timeout: float) -> None:
+        for event in self.hub.poll(timeout):
+            self._perform(self.state.handle(event, time.monotonic()))
+        now = time.monotonic()
+        if now >= self._next_tick:
+            self._next_tick = now + TICK_SECONDS / 2
+            self._perform(self.state.handle(Tick(), now))
+        if self._held:
+            self._pump_held()
+        self._turn.tell_followers()
+        if self.hub.has_unsent:
+            self.hub.flush()
+
+    def _pump_held(self) -> None:
+        for key in list(self._held):
+            self._perform(self.state.pump(key))
+            if not key.queue:
+                self._held.discard(key)
+
+    def _perform(self, effects: list[Effect | Call]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self.hub.send(effect)
+            elif isinstance(effect, Call):
+                effect.function()
+            elif isinstance(effect, Recycle):
+                self.hub.recycle(effect.data)
+            elif isinstance(effect, Dial):
+                self.hub.dial(effect.peer, effect.addresses)
+            elif isinstance(effect, Log):
+                log.log(logging.getLevelNamesMapping()[effect.level.upper()], "%s", effect.text)
+
+    # --- in the background ----------------------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        """Give the turn away; see to it that what is under way goes on."""
+        is_busy = not self._is_eager and (self.state.has_work or self.hub.has_unsent) and not self.is_closed
+        self._turn.give()
+        if is_busy and not self._has_work.is_set():
+            self._has_work.set()
+            if self._background is None:
+                self._background = threading.Thread(target=self._run_background, name="windlass-io", daemon=True)
+                self._background.start()
+
+    def _run_background(self) -> None:
+        while not self.is_closed:
+            self._has_work.wait()
+            time.sleep(BACKGROUND_AFTER_SECONDS)
+            if not self._turn.try_background():
+                self._turn.wait_free(1.0)
+                continue
+            try:
+                while (self.state.has_work or self.hub.has_unsent) and not self._turn.requests and not self.is_closed:
+                    self._step(TICK_SECONDS)
+                if not (self.state.has_work or self.hub.has_unsent):
+                    self._has_work.clear()
+            finally:
+                self._turn.give()
+
+    # --- beginning and end ------------------------------------------------------------------------------------------------
+
+    def join(self, join: m.Join, manager: tuple[str, ...], timeout: float) -> None:
+        """Dial the manager and wait until the generation has everyone, and every server is linked."""
+        self.state.manager_at(manager)
+        self._turn.take()
+        try:
+            self.hub.dial(MANAGER, manager)
+            deadline = time.monotonic() + timeout
+            is_said = False
+            while not self.state.is_joined:
+                if self.state.failure is not None:
+                    raise self.state.failure
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"the cluster was not complete within {timeout:.0f} s; is the manager running?")
+                if not is_said and self.state.is_linked(MANAGER):
+                    self.hub.send(Send(MANAGER, join))
+                    is_said = True
+                self._step(TICK_SECONDS)
+        finally:
+            self._turn.give()
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            raise UsageError("the store is closed; nothing can be pushed, pulled or waited for any more")
+
+    def close(self) -> None:
+        """Fail what is under way and close every link. Safe to repeat."""
+        if self.is_closed:
+            return
+        self._turn.take()
+        self.is_closed = True
+        try:
+            self._perform(self.state.fail_all(UsageError("the store was closed while this was under way")))
+            self.hub.close()
+        finally:
+            self._turn.give()
+        self._has_work.set()
+
+
+class _Answer:
+    """The wait for one request."""
+
+    def __init__(self, text: str, peer: Incarnation) -> None:
+        self.text = text
+        self.peer = peer
+        self.is_done = False
+        self.message: Any = None
+        self.data: tuple[Bytes, ...] = ()
+        self.error: WindlassError | None = None
+
+    def finish(self, message: Any, data: tuple[Bytes, ...], error: WindlassError | None) -> None:
+        self.message, self.error, self.is_done = message, error, True
+        self.data = tuple(part.copy() for part in data)

@@ -1,0 +1,140 @@
+"""A key that this process uses: how to cut it, what kind of array its user wants, and the memory kept for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from windlass._transport.base import Hub
+from windlass._wire.messages import Piece
+from windlass.types import STORAGE, Array, Block, Bytes, Incarnation
+from windlass.worker.arrays import Like, as_bytes
+from windlass.worker.ops import KeyInfo, Part
+from windlass.worker.split import Pieces, position
+
+_UNUSED = 2  # references that sys.getrefcount sees when nobody but the list holds an array
+
+
+class Entry:
+    def __init__(self, key: KeyInfo, kind: str, hub: Hub) -> None:
+        self.key = key
+        self.like = Like(kind, key.spec.dtype, key.spec.shape)
+        self._hub = hub
+        self._results: list[Array] = []
+        self._buffers: list[tuple[Block, Array]] = []
+        self._next_buffer = 0
+        self._view: tuple[tuple[int, ...], Array] | None = None
+
+    # --- what goes out ------------------------------------------------------------------------------------------------
+
+    def parts(
+        self, flat: Array, lo: int, pieces: Pieces, *, may_borrow: bool
+    ) -> tuple[dict[Incarnation, list[Part]], list[Block]]:
+        """The messages' contents for each server, and the blocks to free when they are done with. A plain array is
+        copied, unless the caller will stay until the end (`may_borrow`); one of our own buffers goes as it is."""
+        data = as_bytes(flat)
+        buffer = self._find_buffer(data)
+        owned: list[Block] = []
+        parts: dict[Incarnation, list[Part]] = {}
+        for server, wanted in pieces.items():
+            shares = self._hub.shares_memory_with(server)
+            blocks: list[Block] = []
+            for piece in wanted:
+                begin, end = position(self.key, piece, lo)
+                part = data[begin:end]
+                if buffer is not None:
+                    blocks.append(Block(part, buffer[0].segment, buffer[0].offset + buffer[1] + begin))
+                elif may_borrow and not shares:
+                    blocks.append(Block(part))
+                else:
+                    block = self._hub.memory.allocate(part.nbytes)
+                    block.array[:] = part
+                    owned.append(block)
+                    blocks.append(block)
+            parts[server] = _group(wanted, blocks, together=shares)
+        return parts, owned
+
+    def buffer(self) -> Array:
+        """One of the two buffers of this key, by turns."""
+        if len(self._buffers) < 2:
+            block = self._hub.dedicated(max(1, self.key.spec.size * self.key.spec.itemsize))
+            nbytes = self.key.spec.size * self.key.spec.itemsize
+            self._buffers.append((block, block.array[:nbytes].view(STORAGE[self.key.spec.dtype])))
+            return self._buffers[-1][1]
+        self._next_buffer = 1 - self._next_buffer
+        return self._buffers[1 - self._next_buffer][1]
+
+    def _find_buffer(self, data: Bytes) -> tuple[Block, int] | None:
+        """The buffer that this memory lies in, and how far from its start."""
+        if not self._buffers:
+            return None
+        address = data.__array_interface__["data"][0]
+        for block, _ in self._buffers:
+            start = block.array.__array_interface__["data"][0]
+            if start <= address and address + data.nbytes <= start + block.array.nbytes:
+                return block, address - start
+        return None
+
+    # --- what comes in --------------------------------------------------------------------------------------------------
+
+    def result(self, size: int) -> Array:
+        """A flat array to pull into: one that an earlier pull gave and nobody holds any more, or a new one. Fresh
+        pages cost more than the transfer that fills them."""
+        for flat in self._results:
+            if flat.size == size and sys.getrefcount(flat) <= _UNUSED + 1:
+                return flat
+        flat = np.empty(size, STORAGE[self.key.spec.dtype])
+        if len(self._results) < 4:
+            self._results.append(flat)
+        return flat
+
+    def view(self, arrays: Sequence[Bytes]) -> Array:
+        """The pieces as one read-only array: the servers' own memory where it can be mapped in one stretch, which is
+        remembered, else a copy."""
+        where = tuple(part.__array_interface__["data"][0] for part in arrays)
+        if self._view is None or self._view[0] != where:
+            joined = self._hub.contiguous(arrays)
+            if joined is None:
+                joined = np.concatenate(arrays) if arrays else np.empty(0, np.uint8)
+                where = ()  # a copy is good for this once
+            flat = joined.view(STORAGE[self.key.spec.dtype])
+            flat.flags.writeable = False
+            self._view = (where, flat)
+        return self._view[1]
+
+
+def _group(pieces: tuple[Piece, ...], blocks: list[Block], *, together: bool) -> list[Part]:
+    """One message for all where only references travel; else one for each piece, so that a link is never taken for
+    longer than a chunk."""
+    if together or len(pieces) <= 1:
+        return [(pieces, tuple(blocks))]
+    return [((piece,), (block,)) for piece, block in zip(pieces, blocks, strict=True)]
+
+
+class Landing:
+    """Where the pieces of one pull land. Its `deliver` is called for each message that brings some."""
+
+    def __init__(self, entry: Entry, lo: int, flat: Array | None) -> None:
+        self.entry = entry
+        self.flat = flat  # None: keep the pieces themselves, for a view
+        self.version = 0
+        self._lo = lo
+        self._bytes = None if flat is None else as_bytes(flat)
+        self._pieces: dict[Piece, Bytes] = {}
+
+    def deliver(self, pulled: Any, data: tuple[Bytes, ...], is_shared: bool) -> None:
+        self.version = max(self.version, pulled.version)
+        for piece, part in zip(pulled.pieces, data, strict=True):
+            if self._bytes is None:
+                self._pieces[piece] = part if is_shared else part.copy()
+            else:
+                begin, end = position(self.entry.key, piece, self._lo)
+                self._bytes[begin:end] = part
+
+    def array(self) -> Array:
+        if self.flat is not None:
+            return self.flat
+        return self.entry.view([self._pieces[piece] for piece in sorted(self._pieces)])

@@ -1,0 +1,43 @@
+"""Cutting a value by placement: which pieces of a range go to, or come from, which server."""
+
+from __future__ import annotations
+
+from windlass._wire.messages import Piece
+from windlass.errors import UsageError
+from windlass.types import Incarnation
+from windlass.worker.ops import KeyInfo
+
+Pieces = dict[Incarnation, tuple[Piece, ...]]
+
+
+def check_range(key: KeyInfo, range: tuple[int, int] | None) -> tuple[int, int]:
+    """The range as flat element positions; the whole value for None."""
+    if range is None:
+        return 0, key.spec.size
+    try:
+        lo, hi = (int(end) for end in range)
+    except (TypeError, ValueError):
+        raise UsageError(f"'{key.spec.name}': range expected (lo, hi), got {range!r}") from None
+    if not 0 <= lo <= hi <= key.spec.size:
+        raise UsageError(f"'{key.spec.name}': range expected within [0, {key.spec.size}), got ({lo}, {hi})")
+    return lo, hi
+
+
+def split(key: KeyInfo, lo: int, hi: int) -> Pieces:
+    """The pieces of elements lo to hi, by server. Every server of the key is there, with none if it holds none."""
+    spec = key.spec
+    if lo == 0 and hi == spec.size:
+        return key.whole
+    pieces: dict[Incarnation, list[Piece]] = {server: [] for server in key.whole}
+    if hi > lo:
+        for slot in range(lo // spec.slot_size, (hi - 1) // spec.slot_size + 1):
+            first, end = spec.slot_range(slot)
+            pieces[key.slots[slot]].append((slot, max(lo, first) - first, min(hi, end) - first))
+    return {server: tuple(found) for server, found in pieces.items()}
+
+
+def position(key: KeyInfo, piece: Piece, lo: int) -> tuple[int, int]:
+    """Where a piece lies, in bytes, in an array that starts at element lo of the value."""
+    slot, begin, end = piece
+    start = slot * key.spec.slot_size - lo
+    return (start + begin) * key.spec.itemsize, (start + end) * key.spec.itemsize

@@ -1,0 +1,356 @@
+"""The worker: what is in flight, what must be sent again, what has failed. `handle(event, now) -> effects`, no I/O.
+
+One worker's calls on a key take effect in the order issued: each key has a queue, and an operation starts when it is
+first in it, what it comes `after` is done, and, for a push on a sequential key, every earlier pull on that key is
+complete. So a pull still under way can always be asked again: the round it speaks of cannot be overtaken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from windlass._wire import messages as m
+from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
+from windlass.errors import ClusterError, LostRange, UsageError, WindlassError
+from windlass.types import MANAGER, Bytes, Generation, Incarnation, Node, Role
+from windlass.worker.ops import KeyInfo, Op, Request
+
+REDIAL_SECONDS = 0.05
+
+
+@dataclass(slots=True)
+class Submit:
+    """Event: the caller wants this."""
+
+    work: Op | Request
+
+
+@dataclass(slots=True)
+class Call:
+    """Effect: call this, in order with the other effects."""
+
+    function: Callable[[], None]
+
+
+class WorkerState:
+    """Holds for a worker and for a driver's handle alike; a driver is no member and takes part in no round."""
+
+    def __init__(self, me: Incarnation, role: Role) -> None:
+        self.me = me
+        self.role = role
+        self.rank = 0
+        self.num_workers = 0
+        self.generation = Generation(0, 0)
+        self.nodes: dict[Incarnation, Node] = {}
+        self.departed: dict[Incarnation, Node] = {}
+        self.failure: WindlassError | None = None  # once set, everything fails with it
+        self.ops: dict[int, Op] = {}  # started, by number: in the order they must be sent again
+        self.requests: dict[int, Request] = {}
+        self._next = 1
+        self._linked: set[Incarnation] = set()
+        self._redial: dict[Incarnation, float] = {}
+        self._addresses: dict[Incarnation, tuple[str, ...]] = {}
+
+    def handle(self, event: Event | Submit, now: float) -> list[Effect | Call]:
+        if isinstance(event, Received):
+            return self._on_message(event, event.message)
+        match event:
+            case Submit(work=Op() as op):
+                return self._submit(op)
+            case Submit(work=Request() as request):
+                return self._ask(request)
+            case LinkUp(peer=peer):
+                return self._on_link_up(peer)
+            case LinkDown(peer=peer, reason=reason):
+                return self._on_link_down(peer, now)
+            case Tick():
+                return self._on_tick(now)
+            case _:
+                return []
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether a generation is known and every server of it is linked."""
+        servers = [who for who, node in self.nodes.items() if node.role is Role.SERVER]
+        return self.generation.number > 0 and all(who in self._linked for who in servers)
+
+    def is_linked(self, peer: Incarnation) -> bool:
+        return peer in self._linked
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.ops or self.requests)
+
+    # --- submitting -----------------------------------------------------------------------------------------------------
+
+    def _submit(self, op: Op) -> list[Effect | Call]:
+        op.key.queue.append(op)
+        return self.pump(op.key) if len(op.key.queue) == 1 else []
+
+    def pump(self, key: KeyInfo) -> list[Effect | Call]:
+        """Start what may start on this key, in order."""
+        effects: list[Effect | Call] = []
+        while key.queue:
+            op = key.queue[0]
+            failed = next((task.error for task in op.after if task.is_done and task.error), None) or self._refusal(op)
+            if failed is not None:
+                key.queue.popleft()
+                effects.append(_finish(op, failed))
+                continue
+            if any(not task.is_done for task in op.after) or (op.push is not None and self._is_held(key)):
+                break
+            key.queue.popleft()
+            effects += self._start(op)
+        return effects
+
+    def _is_held(self, key: KeyInfo) -> bool:
+        return key.is_sequential and key.open_pulls > 0
+
+    def _refusal(self, op: Op) -> WindlassError | None:
+        if self.failure is not None:
+            return self.failure
+        for slot, server in enumerate(op.key.slots):
+            if server in self.departed:
+                lo, hi = op.key.spec.slot_range(slot)
+                return LostRange(op.key.spec.name, lo, hi, self.departed[server].name)
+        return None
+
+    def _start(self, op: Op) -> list[Effect | Call]:
+        key = op.key
+        op.number = self._next
+        self._next += 1
+        self.ops[op.number] = op
+        effects: list[Effect | Call] = []
+        if op.push is not None:
+            key.clock += 1
+            op.unacked = set(op.push)
+            effects += self._release(key)
+        op.clock = key.clock
+        if op.pull is not None:
+            op.unread = {server: set(pieces) for server, pieces in op.pull.items() if pieces}
+            key.open_pulls += 1
+        for server in (key.keeper,) if op.reads_newest else op.waits_for():
+            effects += self._send(op, server)
+        if op.is_complete:
+            effects += self._complete(op, None)
+        return effects
+
+    def _send(self, op: Op, server: Incarnation) -> list[Effect | Call]:
+        """The messages of this operation for one server; the same ones when sent again."""
+        key = op.key
+        if op.reads_newest:
+            assert op.pull is not None
+            op.unread = {server: set(pieces) for server, pieces in op.pull.items() if pieces}
+            wanted = tuple(piece for pieces in op.pull.values() for piece in pieces)
+            return [Send(key.keeper, m.Read(pull=op.number, key=key.id, reader=self.me, pieces=wanted))]
+        if op.push is None or server not in op.unacked:
+            assert op.pull is not None
+            pieces = tuple(piece for piece in op.pull[server] if piece in op.unread[server])
+            return [Send(server, m.Pull(pull=op.number, key=key.id, clock=op.clock, pieces=pieces))]
+        parts = op.push[server]
+        rides = op.number if server in op.unread else 0
+        return [
+            Send(
+                server,
+                m.Push(
+                    key=key.id,
+                    clock=op.clock,
+                    since=key.since,
+                    part=part,
+                    parts=len(parts),
+                    pieces=pieces,
+                    pull=rides,
+                    hyper=op.hyper,
+                ),
+                blocks,
+            )
+            for part, (pieces, blocks) in enumerate(parts)
+        ]
+
+    def _ask(self, request: Request) -> list[Effect | Call]:
+        if self.failure is not None:
+            return [Call(lambda error=self.failure: request.finish(None, (), error))]  # type: ignore[misc]
+        request.number = self._next
+        self._next += 1
+        self.requests[request.number] = request
+        return [Send(request.peer, request.make(request.number), request.data)]
+
+    # --- answers ----------------------------------------------------------------------------------------------------------
+
+    def _on_message(self, event: Received, message: m.AnyMessage) -> list[Effect | Call]:
+        match message:
+            case m.Pulled():
+                return self._on_pulled(event, message)
+            case m.Ack():
+                return self._on_ack(event.peer, message)
+            case m.Membership():
+                return self._on_membership(message)
+            case m.Done() | m.Refused() | m.Declared() | m.Dumped():
+                return self._on_answer(message, event.data)
+            case m.Abort(reason=reason):
+                return self.fail_all(ClusterError(reason))
+            case _:
+                return [Log("warning", f"incarnation {event.peer} sent a worker {type(message).__name__}; ignored")]
+
+    def _on_pulled(self, event: Received, pulled: m.Pulled) -> list[Effect | Call]:
+        op = self.ops.get(pulled.pull)
+        peer = event.peer
+        unread = op.unread.get(peer) if op is not None else None
+        effects: list[Effect | Call] = []
+        if op is None or unread is None or not unread.intersection(pulled.pieces):  # answered before
+            if event.is_shared and pulled.pins:
+                effects.append(Send(peer, m.Release(pins=pulled.pins)))
+            return [*effects, Recycle(event.data)]
+        if pulled.error:
+            return self._complete(op, UsageError(pulled.error))
+        unread.difference_update(pulled.pieces)
+        if not unread:
+            del op.unread[peer]
+            op.unacked.discard(peer)  # the answer to a pull that rides on a push acknowledges the push
+        deliver = op.deliver
+        if deliver is not None:
+            effects.append(Call(lambda: deliver(pulled, event.data, event.is_shared)))
+        if not event.is_shared:
+            effects.append(Recycle(event.data))
+        elif pulled.pins:
+            op.key.unreleased.setdefault(peer, []).extend(pulled.pins)
+            if not op.key.is_sequential or op.reads_newest:
+                effects += self._release(op.key)
+        if op.is_complete:
+            effects += self._complete(op, None)
+        return effects
+
+    def _release(self, key: KeyInfo) -> list[Effect | Call]:
+        """Tell the servers what has been read. On a sequential key it goes with the next push, which alone could make
+        them write there again; so a view stays valid until then, and no message is spent on it."""
+        if not key.unreleased:
+            return []
+        held, key.unreleased = key.unreleased, {}
+        return [Send(server, m.Release(pins=tuple(pins))) for server, pins in held.items()]
+
+    def _on_ack(self, peer: Incarnation, ack: m.Ack) -> list[Effect | Call]:
+        effects: list[Effect | Call] = []
+        for op in list(self.ops.values()):
+            if op.key.id == ack.key and op.push is not None and op.clock <= ack.clock and peer in op.unacked:
+                if peer in op.unread:
+                    continue  # it is acknowledged with what it reads
+                if ack.error and op.clock == ack.clock:
+                    effects += self._complete(op, UsageError(ack.error))
+                    continue
+                op.unacked.discard(peer)
+                if op.is_complete:
+                    effects += self._complete(op, None)
+        return effects
+
+    def _complete(self, op: Op, error: WindlassError | None) -> list[Effect | Call]:
+        self.ops.pop(op.number, None)
+        if op.pull is not None:
+            op.key.open_pulls -= 1
+        return [_finish(op, error), *self.pump(op.key)]
+
+    def _on_answer(self, answer: m.Done | m.Refused | m.Declared | m.Dumped, data: tuple[Bytes, ...]) -> list[Effect | Call]:
+        request = self.requests.get(answer.request)
+        if request is None:
+            return [Recycle(data)]
+        request.answers -= 1
+        if request.answers > 0 and not isinstance(answer, m.Refused):
+            return [Recycle(data)]
+        del self.requests[answer.request]
+        if isinstance(answer, m.Refused):
+            error = UsageError(answer.reason) if answer.is_usage else ClusterError(answer.reason)
+            return [Call(lambda: request.finish(None, (), error))]
+        return [Call(lambda: request.finish(answer, data, None)), Recycle(data)]
+
+    # --- members and links --------------------------------------------------------------------------------------------
+
+    def _on_membership(self, membership: m.Membership) -> list[Effect | Call]:
+        generation = Generation(membership.term, membership.number)
+        if generation <= self.generation:
+            return []
+        self.generation = generation
+        previous = self.nodes
+        self.nodes = {node.incarnation: node for node in membership.nodes}
+        gone = {who: node for who, node in previous.items() if who not in self.nodes}
+        self.departed |= gone
+        self.num_workers = sum(node.role is Role.WORKER for node in membership.nodes)
+        if self.role is Role.WORKER and self.me not in self.nodes:
+            return self.fail_all(ClusterError(f"this worker is not in generation {generation}: {membership.reason}"))
+        if self.role is Role.WORKER:
+            self.rank = self.nodes[self.me].rank
+        effects: list[Effect | Call] = []
+        for node in membership.nodes:
+            if node.role is Role.SERVER and node.incarnation not in self._linked:
+                effects.append(Dial(node.incarnation, node.addresses))
+        for server in (who for who, node in gone.items() if node.role is Role.SERVER):
+            self._redial.pop(server, None)
+            effects += self._fail_server(server, membership.reason)
+        return effects
+
+    def _fail_server(self, server: Incarnation, reason: str) -> list[Effect | Call]:
+        """A server is gone: whatever touches a key that it held fails, now and later."""
+        effects: list[Effect | Call] = []
+        for op in list(self.ops.values()):
+            refusal = self._refusal(op)
+            if refusal is not None and op.number in self.ops:
+                effects += self._complete(op, refusal)
+        for number, request in list(self.requests.items()):
+            if request.peer == server:
+                del self.requests[number]
+                error = ClusterError(reason)
+                effects.append(Call(lambda ask=request, error=error: ask.finish(None, (), error)))  # type: ignore[misc]
+        return effects
+
+    def fail_all(self, error: WindlassError) -> list[Effect | Call]:
+        """Everything under way ends with this error, and so does everything that comes."""
+        self.failure = self.failure or error
+        effects: list[Effect | Call] = []
+        for op in list(self.ops.values()):
+            if op.number in self.ops:
+                effects += self._complete(op, error)
+        requests, self.requests = self.requests, {}
+        for request in requests.values():
+            effects.append(Call(lambda ask=request: ask.finish(None, (), error)))  # type: ignore[misc]
+        return effects
+
+    def _on_link_up(self, peer: Incarnation) -> list[Effect | Call]:
+        self._linked.add(peer)
+        self._redial.pop(peer, None)
+        effects: list[Effect | Call] = []
+        for request in self.requests.values():
+            if request.peer == peer:
+                effects.append(Send(peer, request.make(request.number), request.data))
+        for op in self.ops.values():
+            if peer in op.waits_for():
+                effects += self._send(op, peer)
+        return effects
+
+    def _on_link_down(self, peer: Incarnation, now: float) -> list[Effect | Call]:
+        self._linked.discard(peer)
+        if peer in self.nodes or peer == MANAGER:
+            self._redial[peer] = now + REDIAL_SECONDS
+        return []
+
+    def _on_tick(self, now: float) -> list[Effect | Call]:
+        effects: list[Effect | Call] = []
+        for peer, when in list(self._redial.items()):
+            if now >= when:
+                del self._redial[peer]
+                node = self.nodes.get(peer)
+                addresses = node.addresses if node else self._addresses.get(peer, ())
+                effects.append(Dial(peer, addresses))
+        return effects
+
+    def manager_at(self, addresses: tuple[str, ...]) -> None:
+        """Where to find the manager again."""
+        self._addresses[MANAGER] = addresses
+
+    def name(self, who: Incarnation) -> str:
+        if who == MANAGER:
+            return "the manager"
+        node = self.nodes.get(who) or self.departed.get(who)
+        return node.name if node else f"incarnation {who}"
+
+
+def _finish(op: Op, error: WindlassError | None) -> Call:
+    return Call(lambda: op.finish(error))

@@ -1,0 +1,451 @@
+"""The store as its user sees it: create, push, pull, wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from windlass._wire import messages as m
+from windlass.errors import UsageError, WindlassError
+from windlass.store.reduce import Reducer, reducer_rule
+from windlass.store.update import Updater, updater_rule
+from windlass.types import MANAGER, Array, Consistency, KeySpec, Role, Sequential
+from windlass.worker import checkpoint
+from windlass.worker.arrays import Like, fill, is_finite, look, target, wrap
+from windlass.worker.client import Client
+from windlass.worker.entry import Entry, Landing
+from windlass.worker.ops import KeyInfo, Op
+from windlass.worker.split import check_range, split
+from windlass.worker.task import Task
+
+BARRIER = "windlass/barrier"
+MAX_NAME_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How a store behaves where a call does not say.
+
+    Raise `timeout` if waits end while the others are only slow; `warn_seconds` is when a wait begins to say so. Lower
+    `chunk_bytes` if one big key keeps a single server busy while others idle; it must be the same in every worker.
+    """
+
+    consistency: Consistency = field(default_factory=Sequential)
+    deterministic: bool = False
+    check_finite: bool = False
+    timeout: float = 300.0
+    warn_seconds: float = 10.0
+    chunk_bytes: int = 4 << 20
+
+    def __post_init__(self) -> None:
+        if self.deterministic and not isinstance(self.consistency, Sequential):
+            raise UsageError(f"deterministic=True expects Sequential(), got {self.consistency}: arrival order varies")
+        if self.chunk_bytes < 4096 or self.chunk_bytes % 4096:
+            raise UsageError(f"chunk_bytes expects a positive multiple of 4096, got {self.chunk_bytes}")
+
+
+class Store:
+    """A key-value store whose writes are reduced: many workers push, everyone pulls.
+
+    Thread-safe. `push` returns once it has copied the value; `pull` and `pushpull` block unless `wait=False`. Every
+    wait ends: with the answer, with the error that the cluster gives as its reason, or after `timeout` seconds.
+    """
+
+    def __init__(self, client: Client, options: StoreOptions, local: dict[str, object] | None = None) -> None:
+        self.options = options
+        self._client = client
+        self._local = local  # where reducers and updaters without an import path go; None where they cannot
+        self._entries: dict[str, Entry] = {}
+
+    # --- declaring ----------------------------------------------------------------------------------------------------
+
+    def create(
+        self,
+        key: str,
+        value: Any,
+        *,
+        reduce: str | Reducer = "sum",
+        update: str | Updater = "assign",
+        consistency: Consistency | None = None,
+    ) -> None:
+        """Declare a key with its first value, which is rank 0's; a key that exists keeps its own.
+
+        Every worker calls it, with the same declaration (else UsageError); it returns when the first value is in
+        place. Repeating it is harmless.
+        """
+        like, flat = look(value, f"create('{key}')")
+        policy = consistency or self.options.consistency
+        _check_declaration(key, update, policy, self.options.deterministic)
+        spec = KeySpec(
+            name=key,
+            shape=like.shape,
+            dtype=like.dtype,
+            reduce=reducer_rule(reduce, self._local),
+            update=updater_rule(update, self._local),
+            consistency=policy,
+            chunk_bytes=self.options.chunk_bytes,
+        )
+        declared, _ = self._client.request(
+            MANAGER, lambda n: m.Declare(request=n, spec=spec), f"create('{key}')"
+        )
+        known = self._entries.get(key)
+        if known is None or known.key.id != declared.key:
+            self._open(declared, like.kind, flat)
+
+    def _open(self, declared: m.Declared, kind: str, first: Array | None) -> Entry:
+        """Begin to use a declared key; rank 0, or the driver, gives it its first value."""
+        name = declared.spec.name
+        key = KeyInfo(declared.key, declared.spec, declared.slots)
+        entry = Entry(key, kind, self._client.hub)
+        if first is not None and (self.is_driver or self.rank == 0):
+            # The keeper last: when it has its part, everybody has, and it lets the others in.
+            order = sorted(key.whole, key=lambda server: server == key.keeper)
+            for server in order:
+                parts, owned = entry.parts(first, 0, {server: key.whole[server]}, may_borrow=True)
+                for pieces, blocks in parts[server]:
+                    self._client.request(
+                        server,
+                        lambda n, pieces=pieces: m.Init(request=n, key=key.id, pieces=pieces),  # type: ignore[misc]
+                        f"the first value of '{name}'",
+                        data=blocks,
+                    )
+                for block in owned:
+                    self._client.hub.memory.free(block)
+        if not self.is_driver:
+            done, _ = self._client.request(
+                key.keeper, lambda n: m.Attach(request=n, key=key.id), f"create('{name}'), which waits for rank 0's value,"
+            )
+            key.clock = key.since = int(done.detail)
+        self._entries[name] = entry
+        return entry
+
+    def delete(self, key: str) -> None:
+        """Forget a key, for everybody. Deleting what does not exist is harmless."""
+        self._entries.pop(key, None)
+        self._client.request(MANAGER, lambda n: m.Forget(request=n, name=key), f"delete('{key}')")
+
+    def _entry(self, key: str) -> Entry:
+        entry = self._entries.get(key)
+        if entry is None:
+            if not isinstance(key, str):
+                raise UsageError(f"a key is a string, got {type(key).__name__}")
+            declared, _ = self._client.request(MANAGER, lambda n: m.Lookup(request=n, name=key), f"looking for '{key}'")
+            entry = self._open(declared, "numpy", None)
+        return entry
+
+    # --- push and pull --------------------------------------------------------------------------------------------------
+
+    def push(
+        self,
+        key: str | Mapping[str, Any],
+        value: Any = None,
+        *,
+        range: tuple[int, int] | None = None,
+        after: Iterable[Task] = (),
+        hyper: Mapping[str, float] | None = None,
+    ) -> Task:
+        """Contribute a value, or many: `push({key: value, ...})`. Returns at once; the task is done when the push is
+        applied. `range=(lo, hi)` gives elements lo to hi of the flattened value. `hyper` sets the updater's numbers
+        for this round, e.g. {"lr": 0.01}; the members of a round must agree on it."""
+        items = _items(key, value)
+        task = Task(self._client, f"push({_names(items)})", len(items))
+        waits = tuple(after)
+        ops = [self._op(task, name, given, range, hyper, waits) for name, given in items.items()]
+        self._client.submit(*ops)
+        return task
+
+    def pull(
+        self,
+        key: str | Sequence[str],
+        *,
+        range: tuple[int, int] | None = None,
+        out: Any = None,
+        view: bool = False,
+        after: Iterable[Task] = (),
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> Any:
+        """Read a value, as the key's consistency allows, after all own pushes; `pull([k1, k2])` gives a list.
+
+        The result is of the kind that `create` was given, in `out` if there is one, else in memory that nobody
+        references any more. `view=True` (sequential keys) gives a read-only array, where possible the servers' own
+        memory, valid until the own next push on the key. `wait=False` gives the task instead.
+        """
+        names = [key] if isinstance(key, str) else list(key)
+        outs = [out] if isinstance(key, str) else _outs(out, names)
+        task = Task(self._client, f"pull({_names(names)})", len(names))
+        results: dict[str, Any] = {}
+        waits = tuple(after)
+        ops = [
+            self._pull_op(task, self._entry(name), range, one_out, view, results, waits)
+            for name, one_out in zip(names, outs, strict=True)
+        ]
+        shape = (lambda: results[names[0]]) if isinstance(key, str) else (lambda: [results[name] for name in names])
+        return self._go(task, ops, shape, wait, timeout)
+
+    def pushpull(
+        self,
+        key: str | Mapping[str, Any],
+        value: Any = None,
+        *,
+        range: tuple[int, int] | None = None,
+        hyper: Mapping[str, float] | None = None,
+        out: Any = None,
+        view: bool = False,
+        wait: bool = True,
+        timeout: float | None = None,
+    ) -> Any:
+        """Push, and pull the same range, in one round trip. `pushpull({key: value, ...})` gives a dictionary; `out`
+        is then one, too."""
+        items = _items(key, value)
+        task = Task(self._client, f"pushpull({_names(items)})", len(items))
+        results: dict[str, Any] = {}
+        ops = []
+        for name, given in items.items():
+            one_out = out if isinstance(key, str) else (out or {}).get(name)
+            pull = self._pull_op(task, self._entry(name), range, one_out, view, results, ())
+            ops.append(self._op(task, name, given, range, hyper, (), pull, may_borrow=wait))
+        shape = (lambda: results[key]) if isinstance(key, str) else (lambda: dict(results))
+        return self._go(task, ops, shape, wait, timeout)
+
+    def _go(self, task: Task, ops: list[Op], shape: Any, wait: bool, timeout: float | None) -> Any:
+        task.shape_result(shape)
+        self._client.submit(*ops)
+        return task.wait(timeout) if wait else task
+
+    def _op(
+        self,
+        task: Task,
+        name: str,
+        value: Any,
+        range: tuple[int, int] | None,
+        hyper: Mapping[str, float] | None,
+        after: tuple[Task, ...],
+        pull: Op | None = None,
+        *,
+        may_borrow: bool = False,
+    ) -> Op:
+        entry = self._entry(name)
+        lo, hi = check_range(entry.key, range)
+        flat = self._checked(entry, value, lo, hi, is_range=range is not None)
+        pieces = split(entry.key, lo, hi)
+        parts, owned = entry.parts(flat, lo, pieces, may_borrow=may_borrow)
+
+        def finish(error: WindlassError | None) -> None:
+            if error is None:  # after a failure a message may still be on its way out of this memory
+                for block in owned:
+                    self._client.hub.memory.free(block)
+            if pull is None:
+                task.finish(error)
+            else:
+                pull.finish(error)
+
+        numbers = {name: float(number) for name, number in hyper.items()} if hyper else None
+        if pull is None:
+            return Op(entry.key, parts, None, None, finish, numbers, after)
+        return Op(entry.key, parts, pull.pull, pull.deliver, finish, numbers, after)
+
+    def _pull_op(
+        self,
+        task: Task,
+        entry: Entry,
+        range: tuple[int, int] | None,
+        out: Any,
+        view: bool,
+        results: dict[str, Any],
+        after: tuple[Task, ...],
+    ) -> Op:
+        key = entry.key
+        lo, hi = check_range(key, range)
+        what = f"pull('{key.spec.name}')"
+        if view and not key.is_sequential:
+            raise UsageError(f"{what}: view=True expects a sequential key, got {key.spec.consistency}")
+        if view and out is not None:
+            raise UsageError(f"{what}: view=True and out= exclude each other")
+        like = entry.like if range is None else Like(entry.like.kind, key.spec.dtype, (hi - lo,))
+        given = target(out, like, what) if out is not None else None
+        flat = given if given is not None else None if view else entry.result(hi - lo)
+        landing = Landing(entry, lo, flat)
+
+        def finish(error: WindlassError | None) -> None:
+            if error is None:
+                if out is not None and given is None:
+                    fill(out, like, landing.array())
+                results[key.spec.name] = out if out is not None else wrap(landing.array(), like)
+            task.finish(error)
+
+        pieces = split(key, lo, hi)
+        return Op(key, None, pieces, landing.deliver, finish, None, after, reads_newest=self.is_driver)
+
+    def _checked(self, entry: Entry, value: Any, lo: int, hi: int, *, is_range: bool) -> Array:
+        spec = entry.key.spec
+        like, flat = look(value, f"push('{spec.name}')")
+        expected = (hi - lo,) if is_range else spec.shape
+        if like.shape != expected and not (is_range and flat.size == hi - lo):
+            raise UsageError(f"push('{spec.name}'): expected shape {expected}, got {like.shape}")
+        if like.dtype != spec.dtype and not (like.kind == "numpy" and spec.dtype == "bfloat16" and like.dtype == "uint16"):
+            raise UsageError(f"push('{spec.name}'): expected dtype {spec.dtype}, got {like.dtype}")
+        if self.options.check_finite and not is_finite(flat, spec.dtype):
+            where = int(np.flatnonzero(~np.isfinite(flat))[0]) if flat.dtype.kind == "f" else 0
+            raise UsageError(f"push('{spec.name}'): expected finite values, got NaN or infinity (first at {lo + where})")
+        return flat
+
+    # --- memory and waiting ---------------------------------------------------------------------------------------------
+
+    def buffer(self, key: str) -> Any:
+        """An array of the key's shape in memory shared with the servers: what is pushed from it is not copied. After
+        `push` it is the store's until the task is done; calls give two arrays by turns."""
+        entry = self._entry(key)
+        return wrap(entry.buffer(), entry.like)
+
+    def wait(self, *tasks: Task, timeout: float | None = None) -> None:
+        """Wait for all of these; raises the first one's error."""
+        for task in tasks:
+            task.wait(timeout)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Return when every worker has come here: an empty round on a key of its own."""
+        if BARRIER not in self._entries:
+            self.create(BARRIER, np.empty(0, np.float32), consistency=Sequential())
+        self.push(BARRIER, np.empty(0, np.float32)).wait(timeout)
+
+    # --- looking --------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_driver(self) -> bool:
+        return self._client.state.role is Role.DRIVER
+
+    @property
+    def rank(self) -> int:
+        """This worker's seat among the workers."""
+        return self._client.state.rank
+
+    @property
+    def num_workers(self) -> int:
+        return self._client.state.num_workers
+
+    def keys(self) -> list[str]:
+        """The names of all keys, whoever made them."""
+        return sorted(name for name in self._manager_says()["keys"] if not name.startswith("windlass/"))
+
+    def version(self, key: str) -> int:
+        """How many updates the key has taken; does not wait for anybody's push."""
+        entry = self._entry(key)
+        landing = Landing(entry, 0, np.empty(0, np.uint8))
+        task = Task(self._client, f"version('{key}')")
+        pieces: Any = {entry.key.keeper: ((0, 0, 0),)}
+        self._client.submit(Op(entry.key, None, pieces, landing.deliver, task.finish, reads_newest=True))
+        task.wait()
+        return landing.version
+
+    def status(self) -> dict[str, Any]:
+        """The whole cluster as plain data: nodes, generation, keys, and what each server holds and waits for."""
+        said = self._manager_says()
+        said["servers"] = {
+            node.name: self._client.request(
+                node.incarnation, lambda n: m.Inspect(request=n), f"the status of {node.name}"
+            )[0].detail
+            for node in self._client.state.nodes.values()
+            if node.role is Role.SERVER
+        }
+        return said
+
+    def _manager_says(self) -> dict[str, Any]:
+        answer, _ = self._client.request(MANAGER, lambda n: m.Inspect(request=n), "the manager's status")
+        detail: dict[str, Any] = answer.detail
+        return detail
+
+    def save(self, path: str) -> None:
+        """Write every key, with its optimizer state, to a directory. Nobody may push meanwhile."""
+        checkpoint.save(self._client, self._manager_says()["keys"], path)
+
+    def load(self, path: str) -> None:
+        """Give the keys of this store the values and optimizer state they had. Each must be declared as it was."""
+        checkpoint.load(self._client, path)
+
+    # --- the end --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of everything. Safe to repeat; any later call is a UsageError."""
+        self._client.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = self._client.state
+        who = "driver" if self.is_driver else f"worker-{state.rank}"
+        what = "closed" if self._client.is_closed else f"{len(state.ops)} in flight"
+        return f"<Store {who} generation={state.generation} | {what}>"
+
+
+class DriverStore(Store):
+    """The driver's handle: it reads the newest round and may write between two; it is no worker."""
+
+    def assign(self, key: str, value: Any, *, range: tuple[int, int] | None = None) -> None:
+        """Set a value between two rounds, the same two on every server; optimizer state stays. Blocks until done."""
+        entry = self._entry(key)
+        lo, hi = check_range(entry.key, range)
+        flat = self._checked(entry, value, lo, hi, is_range=range is not None)
+        me, key_id, what = self._client.state.me, entry.key.id, f"assign('{key}')"
+        parts, owned = entry.parts(flat, lo, split(entry.key, lo, hi), may_borrow=True)
+        for server, messages in parts.items():
+            for pieces, blocks in messages:
+                self._client.request(
+                    server,
+                    lambda n, pieces=pieces: m.Write(request=n, key=key_id, pieces=pieces),  # type: ignore[misc]
+                    what,
+                    data=blocks,
+                )
+        for block in owned:
+            self._client.hub.memory.free(block)
+        self._client.request(
+            entry.key.keeper, lambda n: m.Commit(request=n, key=key_id, writer=me), what, answers=len(entry.key.whole)
+        )
+
+    def push(self, *args: Any, **kwargs: Any) -> Task:
+        raise UsageError("the driver is no worker and cannot push; use assign(), or push in the function given to run()")
+
+    def pushpull(self, *args: Any, **kwargs: Any) -> Any:
+        raise UsageError("the driver is no worker and cannot push; use assign(), or push in the function given to run()")
+
+    def barrier(self, timeout: float | None = None) -> None:
+        raise UsageError("the driver is no worker and takes part in no barrier")
+
+
+def _items(key: str | Mapping[str, Any], value: Any) -> Mapping[str, Any]:
+    if isinstance(key, str):
+        return {key: value}
+    if not isinstance(key, Mapping) or value is not None:
+        raise UsageError("push takes a key and a value, or one mapping of keys to values")
+    return key
+
+
+def _outs(out: Any, names: list[str]) -> list[Any]:
+    if out is None:
+        return [None] * len(names)
+    if len(out) != len(names):
+        raise UsageError(f"pull of {len(names)} keys: out expected {len(names)} arrays, got {len(out)}")
+    return list(out)
+
+
+def _names(names: Iterable[str]) -> str:
+    shown = [f"'{name}'" for name in names]
+    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+
+
+def _check_declaration(key: str, update: object, policy: Consistency, deterministic: bool) -> None:
+    if not isinstance(key, str) or not key or len(key.encode()) > MAX_NAME_BYTES:
+        raise UsageError(f"a key is a string of 1 to {MAX_NAME_BYTES} bytes, got {key!r:.60}")
+    if isinstance(policy, Sequential):
+        return
+    if deterministic:
+        raise UsageError(f"'{key}': deterministic=True expects Sequential(), got {policy}")
+    if update == "assign":
+        raise UsageError(f"'{key}': update='assign' expects Sequential(), got {policy}; use 'merge' or an updater")

@@ -1,0 +1,51 @@
+"""What push and pull return: work under way, and how to wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from windlass.errors import WindlassError
+
+if TYPE_CHECKING:
+    from windlass.worker.client import Client
+
+
+class Task:
+    """One call's work, maybe on several keys. It is done when everything in it is applied (push) or here (pull)."""
+
+    __slots__ = ("_client", "_left", "_shape", "error", "text")
+
+    def __init__(self, client: Client, text: str, parts: int = 1) -> None:
+        self._client = client
+        self._left = parts
+        self._shape: Callable[[], Any] | None = None
+        self.error: WindlassError | None = None
+        self.text = text
+
+    @property
+    def is_done(self) -> bool:
+        return self._left <= 0
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Block until done. Gives what was pulled, or None for a push; raises what went wrong. Safe to repeat, from
+        any thread. Without `timeout` the store's own applies."""
+        self._client.wait(self, timeout)
+        if self.error is not None:
+            raise self.error
+        return self._shape() if self._shape is not None else None
+
+    def shape_result(self, shape: Callable[[], Any]) -> None:
+        """How to make the result once everything is here. Called by the store only."""
+        self._shape = shape
+
+    def finish(self, error: WindlassError | None) -> None:
+        """One part is done. Called by the store only."""
+        self._left -= 1
+        if error is not None:
+            self.error = self.error or error
+            self._left = 0
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error else "done" if self.is_done else "under way"
+        return f"<Task {self.text} | {state}>"

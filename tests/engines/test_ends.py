@@ -1,0 +1,221 @@
+"""How children end, who is told, and what closing leaves behind: nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+
+import psutil
+import pytest
+
+from tests.engines.processes import ask, descendants, is_gone, left_after, open_files
+from tests.engines.targets import CALL
+from windlass.engines._children import Child, ForkServer
+from windlass.errors import ClusterError, UsageError
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def spin_in_c() -> int:
+    return sum(range(10**15))  # holds the GIL and looks at nothing
+
+
+def start_sleep() -> int:
+    return subprocess.Popen(["sleep", "600"]).pid
+
+
+def crash() -> None:
+    ctypes.string_at(0)
+
+
+@pytest.mark.parametrize(
+    ("target", "config", "status"),
+    [("leave", b"7", 7), ("run_away", b"3", 3), ("leave", b"0", 0), ("fail", b"why", 1)],
+)
+def test_however_a_child_leaves_its_status_is_told(
+    shared: ForkServer, target: str, config: bytes, status: int
+) -> None:
+    child = shared.spawn("leaver", f"tests.engines.targets:{target}", config=config)
+    assert child.wait(5) == status
+    assert child.poll() == status
+    child.channel.close()
+
+
+def test_a_crash_is_a_status(shared: ForkServer) -> None:
+    child = shared.spawn("crasher", CALL)
+    child.channel.send(crash)
+    assert child.wait(5) == -signal.SIGSEGV
+    with pytest.raises(EOFError):
+        child.channel.recv()
+    child.channel.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "last_line"),
+    [
+        ("tests.engines.targets:fail", "ValueError: because"),
+        ("tests.engines.targets:absent", "AttributeError: module 'tests.engines.targets' has no attribute 'absent'"),
+        ("no_such_module:f", "ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_an_unhandled_exception_is_printed_with_name_and_traceback(
+    capfd: pytest.CaptureFixture[str], target: str, last_line: str
+) -> None:
+    with ForkServer(preload=[]) as server:
+        child = server.spawn("worker-3", target, config=b"because")
+        assert child.wait(5) == 1
+    err = capfd.readouterr().err
+    assert err.startswith(f"windlass: worker-3 (pid {child.pid}) failed in {target}\nTraceback")
+    assert err.endswith(last_line + "\n")
+
+
+def test_an_end_is_told_within_50_ms_and_collected_once(fresh: ForkServer) -> None:
+    children = [fresh.spawn(f"worker-{i}", CALL) for i in range(3)]
+    assert fresh.collect() == []
+    assert not select.select([fresh], [], [], 0)[0]
+    ask(children[1], os.getpid)  # it is up
+    killed = time.perf_counter()
+    os.kill(children[1].pid, signal.SIGKILL)
+    assert select.select([fresh], [], [], 5)[0]
+    assert time.perf_counter() - killed < 0.05
+    assert fresh.collect() == [children[1]]
+    assert children[1].exitcode == -signal.SIGKILL
+    assert fresh.collect() == []
+    assert not select.select([fresh], [], [], 0)[0]
+
+
+def test_an_end_that_wait_has_seen_is_still_to_be_collected(fresh: ForkServer) -> None:
+    child = fresh.spawn("leaver", "tests.engines.targets:leave", config=b"5")
+    assert child.wait(5) == 5
+    assert select.select([fresh], [], [], 0)[0]
+    assert fresh.collect() == [child]
+
+
+def test_waiting_in_many_threads_each_hears_of_its_own(fresh: ForkServer) -> None:
+    children = [fresh.spawn(f"worker-{i}", CALL) for i in range(6)]
+    heard: list[int | None] = []
+    threads = [threading.Thread(target=lambda c=c: heard.append(c.wait(10))) for c in children]
+    for thread in threads:
+        thread.start()
+    for child in children:
+        child.kill(signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    assert heard == [-signal.SIGKILL] * 6
+
+
+def test_waiting_ends_at_its_timeout(child: Child) -> None:
+    start = time.perf_counter()
+    assert child.wait(0.1) is None
+    assert 0.1 <= time.perf_counter() - start < 0.5
+
+
+def test_eof_comes_even_if_something_the_child_started_holds_its_channel(fresh: ForkServer) -> None:
+    child = fresh.spawn("parent", CALL)
+    child.channel.send(lambda: os.fork() or time.sleep(600))  # the copy never answers
+    child.channel.recv()
+    child.kill(signal.SIGKILL)
+    assert child.wait(5) == -signal.SIGKILL
+    with pytest.raises(EOFError):
+        child.channel.recv()
+
+
+def test_close_lets_children_finish_then_kills_the_rest_and_leaves_no_zombie() -> None:
+    server = ForkServer(preload=[])
+    polite, stopped, spinning, in_c, parent = (
+        server.spawn(name, CALL) for name in ("polite", "stopped", "spinning", "in-c", "parent")
+    )
+    grandchild = ask(parent, start_sleep)
+    ask(stopped, os.getpid)
+    stopped.kill(signal.SIGSTOP)
+    spinning.channel.send(spin)
+    in_c.channel.send(spin_in_c)
+    family = [server.pid, grandchild, *(c.pid for c in (polite, stopped, spinning, in_c, parent))]
+    start = time.perf_counter()
+    server.close(grace_seconds=0.3)
+    assert time.perf_counter() - start < 1.5
+    assert [polite.poll(), parent.poll()] == [0, 0]
+    assert [stopped.poll(), spinning.poll(), in_c.poll()] == [-signal.SIGKILL] * 3
+    assert left_after(family, 0.5) == []
+    assert not any(psutil.pid_exists(pid) for pid in family if pid != grandchild)  # that one is init's to reap
+    server.close()
+    with pytest.raises(UsageError, match="cannot spawn 'late': this fork server was closed"):
+        server.spawn("late", CALL)
+    assert (server.fileno(), len(server.collect()), server.collect()) == (-1, 5, [])
+
+
+def test_nothing_stays_open_in_the_driver() -> None:
+    before = open_files()
+    for _ in range(2):
+        with ForkServer(preload=[]) as server:
+            children = [server.spawn(f"worker-{i}", CALL) for i in range(5)]
+            children[0].kill()
+            children[1].channel.close()
+            assert [children[0].wait(5), children[1].wait(5)] == [-signal.SIGKILL, 0]
+    assert open_files() == before
+
+
+def test_when_the_server_is_killed_its_children_die_and_everyone_is_told(fresh: ForkServer) -> None:
+    children = [fresh.spawn(f"worker-{i}", CALL) for i in range(3)]
+    ask(children[0], os.getpid)
+    children[1].channel.send(spin_in_c)
+    os.kill(fresh.pid, signal.SIGKILL)
+    assert [child.wait(5) for child in children] == [-signal.SIGKILL] * 3
+    assert left_after([child.pid for child in children], 1) == []
+    assert select.select([fresh], [], [], 0)[0]
+    assert sorted(child.name for child in fresh.collect()) == ["worker-0", "worker-1", "worker-2"]
+    assert not select.select([fresh], [], [], 0)[0]
+    with pytest.raises(EOFError):
+        children[0].channel.recv()
+    with pytest.raises(ClusterError, match="died before it could fork 'late'; close it and start another"):
+        fresh.spawn("late", CALL)
+
+
+def test_a_server_that_is_stuck_does_not_hold_up_close(fresh: ForkServer) -> None:
+    child = fresh.spawn("worker-0", CALL)
+    ask(child, os.getpid)
+    os.kill(fresh.pid, signal.SIGSTOP)
+    start = time.perf_counter()
+    fresh.close(grace_seconds=0.2)
+    assert time.perf_counter() - start < 1.5
+    assert child.poll() is not None
+    assert left_after([fresh.pid, child.pid], 1) == []
+
+
+def test_an_interrupt_during_the_grace_still_kills_everything() -> None:
+    server = ForkServer(preload=[])
+    child = server.spawn("spinning", CALL)
+    child.channel.send(spin)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        server.close(grace_seconds=30)
+    assert child.poll() == -signal.SIGKILL
+    assert not psutil.pid_exists(child.pid)
+    assert not psutil.pid_exists(server.pid)
+
+
+def test_a_forked_copy_of_the_driver_that_closes_harms_nobody(fresh: ForkServer) -> None:
+    child = fresh.spawn("worker-0", CALL)
+    if (pid := os.fork()) == 0:
+        fresh.close()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert ask(child, os.getpid) == child.pid
+    assert not is_gone(fresh.pid)
+
+
+def test_children_come_and_go_without_a_trace_in_the_server(fresh: ForkServer) -> None:
+    for i in range(20):
+        child = fresh.spawn(f"worker-{i}", CALL)
+        child.channel.close()
+        assert child.wait(5) == 0
+    assert descendants(fresh.pid) == []
+    assert len(os.listdir(f"/proc/{fresh.pid}/fd")) <= 8
