@@ -75,10 +75,12 @@ def test_lambdas_and_closures_travel(ends: tuple[Channel, Channel]) -> None:
 
 def test_messages_of_many_threads_do_not_mix(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
-    senders = [
-        threading.Thread(target=lambda i=i: [left.send((i, n, bytes(50_000 * (n % 3)))) for n in range(30)])
-        for i in range(4)
-    ]
+
+    def send_many(sender: int) -> None:
+        for n in range(30):
+            left.send((sender, n, bytes(50_000 * (n % 3))))
+
+    senders = [threading.Thread(target=send_many, args=(i,)) for i in range(4)]
     for sender in senders:
         sender.start()
     got = [right.recv()[:2] for _ in range(120)]

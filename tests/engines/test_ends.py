@@ -32,6 +32,17 @@ def start_sleep() -> int:
     return subprocess.Popen(["sleep", "600"]).pid
 
 
+def start_a_copy_that_holds_everything() -> int:
+    if (pid := os.fork()) == 0:
+        time.sleep(600)
+    return pid
+
+
+def await_stopped(pid: int) -> None:
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.005)
+
+
 def crash() -> None:
     ctypes.string_at(0)
 
@@ -120,12 +131,14 @@ def test_waiting_ends_at_its_timeout(child: Child) -> None:
 
 def test_eof_comes_even_if_something_the_child_started_holds_its_channel(fresh: ForkServer) -> None:
     child = fresh.spawn("parent", CALL)
-    child.channel.send(lambda: os.fork() or time.sleep(600))  # the copy never answers
-    child.channel.recv()
+    copy = ask(child, start_a_copy_that_holds_everything)
     child.kill(signal.SIGKILL)
     assert child.wait(5) == -signal.SIGKILL
     with pytest.raises(EOFError):
         child.channel.recv()
+    assert not is_gone(copy)
+    fresh.close()
+    assert left_after([copy], 1) == []
 
 
 def test_close_lets_children_finish_then_kills_the_rest_and_leaves_no_zombie() -> None:
@@ -136,6 +149,7 @@ def test_close_lets_children_finish_then_kills_the_rest_and_leaves_no_zombie() -
     grandchild = ask(parent, start_sleep)
     ask(stopped, os.getpid)
     stopped.kill(signal.SIGSTOP)
+    await_stopped(stopped.pid)  # kill does not wait, and the closing of its channel might overtake it
     spinning.channel.send(spin)
     in_c.channel.send(spin_in_c)
     family = [server.pid, grandchild, *(c.pid for c in (polite, stopped, spinning, in_c, parent))]

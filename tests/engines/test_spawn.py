@@ -24,7 +24,7 @@ from windlass.engines._children import Child, ForkServer
 from windlass.errors import UsageError
 
 
-@numba.njit(parallel=True)  # type: ignore[untyped-decorator]
+@numba.njit(parallel=True)
 def parallel_sum(n: int) -> float:
     total = 0.0
     for i in numba.prange(n):

@@ -27,11 +27,12 @@ from windlass._wire.auth import check_token
 from windlass._wire.effects import LinkDown, LinkUp, Send
 from windlass._wire.frame import encode_goodbye
 from windlass.errors import PeerError, UsageError
-from windlass.types import Bytes, Incarnation
+from windlass.types import Block, Bytes, Incarnation
 
 SCRATCH_BYTES = 256 << 10
 _MAX_READY = 256
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+_OPEN = LinkState.OPEN
 
 
 class SocketHub:
@@ -104,7 +105,8 @@ class SocketHub:
     def poll(self, timeout: float | None) -> list[HubEvent]:
         if self._is_closed:
             return []
-        self.flush()
+        if self._dirty or self.memory.retired:
+            self.flush()
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             is_woken = self._turn(self._wait_seconds(until))
@@ -120,6 +122,13 @@ class SocketHub:
         """Received arrays of shared memory, one after the other, as one read-only array without a copy; None where
         their alignment forbids it or they are not shared. It lives, and keeps the memory, until it is dropped."""
         return contiguous_view(arrays)
+
+    def shares_memory_with(self, peer: Incarnation) -> bool:
+        link = self._links.get(peer)
+        return link is not None and link.carries_references
+
+    def dedicated(self, nbytes: int) -> Block:
+        return self.memory.dedicated(nbytes)
 
     def hangup(self, peer: Incarnation, reason: str) -> None:
         link = self._links.get(peer)
@@ -163,25 +172,26 @@ class SocketHub:
     def _turn(self, wait: float | None) -> bool:
         """One wait, and one read or write of every link that is ready; whether `wake` was called."""
         is_woken = False
+        by_fd = self._doors.by_fd
         for fd, mask in self._epoll.poll(wait, _MAX_READY):
-            link = self._doors.by_fd.get(fd)
+            link = by_fd.get(fd)
             if link is None:
                 if fd == self._wake_fd:
                     os.eventfd_read(fd)
                     is_woken = True
                 else:
                     self._doors.answer(fd)
-            elif link.state is LinkState.OPEN:
-                self._again.pop(link, None)
+            elif link.state is _OPEN:
                 if mask != _OUT:
                     self._read(link)
-                if mask & _OUT and link.state is LinkState.OPEN:
+                if mask & _OUT and link.state is _OPEN:
                     self.write(link)
             else:
                 self._doors.advance(link)
-        for link in list(self._again):
-            del self._again[link]
-            self._read(link) if link.state is LinkState.OPEN else self._doors.advance(link)
+        if self._again:
+            again, self._again = self._again, {}
+            for link in again:
+                self._read(link) if link.state is _OPEN else self._doors.advance(link)
         if self._doors.due is not None:
             self._doors.expire(time.monotonic())
         return is_woken
@@ -208,7 +218,7 @@ class SocketHub:
     def write(self, link: Link) -> None:
         """Hand the link's socket as much as it takes."""
         try:
-            is_empty = link.write(self._events)
+            is_empty = link.outbox.write(link.sock, self._events)
         except OSError as error:
             # What the peer sent before it closed is still to be read; the read will find the end.
             link.write_error = f"the connection to node {link.peer} broke: {error.strerror or error}"
@@ -277,7 +287,7 @@ class SocketHub:
     def _say_goodbye(self, link: Link, reason: str) -> None:
         link.outbox.add(encode_goodbye(reason))
         try:
-            link.write(self._events)
+            link.outbox.write(link.sock, self._events)
         except OSError:
             pass  # it is being closed anyway
 

@@ -74,7 +74,7 @@ class Inbox:
                 self._expect_meta(kind, meta_bytes, payload_bytes, memory[body:end])
                 return
             meta = memory[body:payload]
-            if kind != Kind.MESSAGE:
+            if kind:
                 self._control(kind, meta)
             elif end < payload + payload_bytes:
                 self._expect_payload(meta, payload_bytes, memory[payload:end])
@@ -107,7 +107,7 @@ class Inbox:
     def _meta_landed(self, events: list[HubEvent]) -> None:
         meta, self._meta = self._meta, None
         assert meta is not None
-        if self._kind != Kind.MESSAGE:
+        if self._kind:
             self._control(self._kind, meta)
         elif self._payload_bytes:
             self._expect_payload(meta, self._payload_bytes, memoryview(b""))
@@ -122,9 +122,11 @@ class Inbox:
             if self._segments is None:
                 raise PeerError("expected inline buffers on this link, got references to shared memory")
             events.append(Received(self._peer, message, self._segments.view(references), True))
+        elif len(lengths) == 1:
+            events.append(Received(self._peer, message, (array[at : at + nbytes].copy(),)))
         elif lengths:
             data = []
-            for length in lengths:
+            for length in lengths:  # a copy each, so that each is aligned for whatever its bytes are
                 data.append(array[at : at + length].copy())
                 at += length
             events.append(Received(self._peer, message, tuple(data)))

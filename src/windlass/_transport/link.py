@@ -187,10 +187,6 @@ class Link:
             self.outbox.add(encode_retire(known))
         return bool(known)
 
-    def write(self, events: list[HubEvent]) -> bool:
-        """One round of sends; True when nothing is left."""
-        return self.outbox.write(self.sock, events)
-
     def close(self) -> None:
         """Close the socket and drop everything queued. Safe to repeat."""
         self.state = LinkState.CLOSED

@@ -64,27 +64,24 @@ class Outbox:
     def write(self, sock: socket.socket, events: list[HubEvent]) -> bool:
         """Hand the socket as much as it takes; True when nothing is left. Adds a Sent for every pin whose bytes have
         left. Raises OSError when the socket is broken."""
-        while self._chunks:
-            try:
-                taken = self._write_once(sock)
-            except BlockingIOError:
-                break
-            self._advance(taken)
-            if not taken:
-                break
-        sent = self._sent
-        marks = self._marks
-        while marks and marks[0][0] <= sent:
-            events.extend([Sent(pin) for pin in marks.popleft()[1]])
-        return not self._chunks
-
-    def _write_once(self, sock: socket.socket) -> int:
-        if self._carried:
-            return self._write_carrying(sock)
         chunks = self._chunks
-        if len(chunks) == 1:
-            return sock.send(chunks[0])
-        return sock.sendmsg(chunks if len(chunks) <= MAX_CHUNKS else chunks[:MAX_CHUNKS])
+        try:
+            while chunks:
+                if self._carried:
+                    taken = self._write_carrying(sock)
+                elif len(chunks) == 1:
+                    taken = sock.send(chunks[0])
+                else:
+                    taken = sock.sendmsg(chunks if len(chunks) <= MAX_CHUNKS else chunks[:MAX_CHUNKS])
+                self._advance(taken)
+                if not taken:
+                    break
+        except BlockingIOError:
+            pass
+        marks = self._marks
+        while marks and marks[0][0] <= self._sent:
+            events.extend([Sent(pin) for pin in marks.popleft()[1]])
+        return not chunks
 
     def _write_carrying(self, sock: socket.socket) -> int:
         batch: list[Chunk] = []

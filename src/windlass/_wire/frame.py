@@ -37,6 +37,8 @@ class Kind(IntEnum):
     GOODBYE = 3
 
 
+_LAST_KIND = max(Kind).value
+
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
     """What a peer may ask this node to hold. Raise `max_payload_bytes` if a link closes with "expected at most ...
@@ -49,6 +51,8 @@ class FrameLimits:
 
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
 _encoder = msgspec.msgpack.Encoder()
+_encode_into = _encoder.encode_into
+_pack_header, _unpack_header = HEADER.pack_into, HEADER.unpack_from
 _message_decoder = msgspec.msgpack.Decoder(
     tuple[AnyMessage, list[_Natural], list[tuple[_Natural, _Natural, _Natural]]]
 )
@@ -68,8 +72,8 @@ def encode_message(
 ) -> bytearray:
     """Header and meta of a MESSAGE frame; the caller sends `payload_bytes` bytes of buffers after them."""
     frame = bytearray(HEADER_BYTES)
-    _encoder.encode_into((message, lengths, references), frame, HEADER_BYTES)
-    HEADER.pack_into(frame, 0, MAGIC, VERSION, Kind.MESSAGE, len(frame) - HEADER_BYTES, payload_bytes)
+    _encode_into((message, lengths, references), frame, HEADER_BYTES)
+    _pack_header(frame, 0, MAGIC, VERSION, 0, len(frame) - HEADER_BYTES, payload_bytes)
     return frame
 
 
@@ -91,18 +95,19 @@ def encode_goodbye(reason: str) -> bytearray:
 def parse_header(data: memoryview, offset: int, limits: FrameLimits) -> tuple[int, int, int]:
     """(kind, meta bytes, payload bytes) of the header at `offset`; raises PeerError if it is not one, or if it asks
     for more than the limits allow."""
-    magic, version, kind, meta_bytes, payload_bytes = HEADER.unpack_from(data, offset)
+    magic, version, kind, meta_bytes, payload_bytes = _unpack_header(data, offset)
     if magic != MAGIC:
         raise PeerError(f"expected a frame beginning with {MAGIC!r}, got {magic!r}")
     if version != VERSION:
         raise PeerError(f"expected frame version {VERSION}, got {version}; run the same Windlass on every node")
-    if kind > Kind.GOODBYE:
-        raise PeerError(f"expected a frame kind from 0 to {Kind.GOODBYE:d}, got {kind}")
+    if kind > _LAST_KIND:
+        raise PeerError(f"expected a frame kind from 0 to {_LAST_KIND}, got {kind}")
     if meta_bytes > limits.max_meta_bytes:
         raise PeerError(f"expected at most {limits.max_meta_bytes} bytes of meta, got {meta_bytes}")
-    if payload_bytes > (limits.max_payload_bytes if kind == 0 else 0):
-        allowed = limits.max_payload_bytes if kind == Kind.MESSAGE else 0
-        raise PeerError(f"expected at most {allowed} bytes of payload, got {payload_bytes}")
+    if payload_bytes:
+        allowed = 0 if kind else limits.max_payload_bytes
+        if payload_bytes > allowed:
+            raise PeerError(f"expected at most {allowed} bytes of payload, got {payload_bytes}")
     return kind, meta_bytes, payload_bytes
 
 

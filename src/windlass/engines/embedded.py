@@ -31,25 +31,24 @@ class Store(WorkerStore):
         network = Network()
         local: dict[str, object] = {}
         manager_hub, server_hub = network.hub(MANAGER), network.hub(SERVER)
+        server = ServerConfig(
+            join=Join(role=Role.SERVER, pid=os.getpid(), addresses=server_hub.addresses),
+            manager=manager_hub.addresses,
+            local=local,
+        )
         loops = [
             Loop(ManagerState(ManagerConfig(num_servers=1, num_workers=1)), manager_hub, "manager"),
-            Loop(ServerState(SERVER, server_hub.memory, ServerConfig(local)), server_hub, "server-0"),
+            Loop(ServerState(SERVER, server_hub.memory, server), server_hub, "server-0"),
         ]
         server_hub.dial(MANAGER, manager_hub.addresses)
-        join_as(server_hub, Role.SERVER)
 
         def others_work() -> bool:
             return any([loop.turn(0) for loop in loops])
 
         hub = network.hub(WORKER, others_work)
-        state = WorkerState(WORKER, Role.WORKER)
+        join = Join(role=Role.WORKER, pid=os.getpid(), addresses=())
+        state = WorkerState(WORKER, join, manager_hub.addresses)
         client = Client(hub, state, timeout=chosen.timeout, warn_seconds=chosen.warn_seconds, is_eager=True)
-        client.join(Join(role=Role.WORKER, pid=os.getpid(), addresses=()), manager_hub.addresses, timeout=5.0)
+        client.join(manager_hub.addresses, timeout=5.0)
         super().__init__(client, chosen, local)
 
-
-def join_as(hub: Any, role: Role, rank: int = -1) -> None:
-    """Tell the manager, over a link that is open already, that this node wants in."""
-    from windlass._wire.effects import Send
-
-    hub.send(Send(MANAGER, Join(role=role, pid=os.getpid(), addresses=hub.addresses, rank=rank)))

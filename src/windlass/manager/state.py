@@ -83,6 +83,8 @@ class ManagerState:
             return [Send(peer, self._membership("the driver joined"))] if self.is_complete else []
         if peer in self.nodes:
             return [Send(peer, self._membership("joined again"))] if self.is_complete else []
+        if any(node.incarnation == peer for node in self.departed):  # declared dead: it must come as somebody new
+            return [Send(peer, self._membership(f"incarnation {peer} was declared dead"))]
         taken = {node.rank for node in self._of(join.role)}
         rank = join.rank
         if rank < 0 or rank in taken:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass._wire import messages as m
-from windlass._wire.effects import Dial, Effect, Event, Later, LinkDown, LinkUp, Log, Received, Recycle, Send, Sent
+from windlass._wire.effects import Dial, Effect, Event, Later, LinkDown, LinkUp, Log, Received, Recycle, Send, Sent, Stop
 from windlass.errors import UsageError
 from windlass.server.arrival import ArrivalKey
 from windlass.server.key import HeldKey, Members
@@ -25,8 +25,11 @@ from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation, KeyId
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """`local` holds reducers and updaters of this process that have no import path (an embedded store's lambdas)."""
+    """`join` is how this node presents itself to the manager. `local` holds reducers and updaters of this process
+    that have no import path (an embedded store's lambdas)."""
 
+    join: m.Join
+    manager: tuple[str, ...]
     local: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -184,6 +187,8 @@ class ServerState:
             return []
         self.members.generation = generation
         self.nodes = {node.incarnation: node for node in membership.nodes}
+        if self.me not in self.nodes:
+            return [Stop(f"this server is not in generation {generation}: {membership.reason}")]
         workers = [node for node in membership.nodes if node.role is Role.WORKER]
         self.members.live = {node.incarnation: node.name for node in workers}
         self.members.ranks |= {node.incarnation: node.rank for node in workers}
@@ -197,7 +202,9 @@ class ServerState:
         return effects
 
     def _on_link_up(self, peer: Incarnation) -> list[Effect]:
-        """Another server is back: what was said on the broken link is said again."""
+        """The manager: present yourself. Another server is back: what was said on the broken link is said again."""
+        if peer == MANAGER:
+            return [Send(MANAGER, self.config.join)]
         if peer not in self.nodes or self.nodes[peer].role is not Role.SERVER:
             return []
         effects: list[Effect] = []
@@ -211,6 +218,8 @@ class ServerState:
         self._pins.release_all(peer)
         for key in self.keys.values():
             key.drop_reader(peer)
+        if peer == MANAGER:
+            return [Dial(MANAGER, self.config.manager)]
         node = self.nodes.get(peer)
         if node is not None and node.role is Role.SERVER and peer < self.me:
             return [Dial(peer, node.addresses)]

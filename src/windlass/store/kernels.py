@@ -23,6 +23,7 @@ import numba
 import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 from windlass.store import reduce
 from windlass.store.reduce import Op
@@ -53,17 +54,22 @@ divide = cast(Callable[..., Any], numba.njit(error_model="numpy")(reduce.divide)
 # --- reading memory by address and floats by their bits ---------------------------------------------------------------
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+def _builtin(function: Callable[..., Any]) -> Any:
+    return intrinsic(function)
+
+
+@_builtin
 def _pointer(_: Any, address: Any, like: Any) -> Any:
     """The address as a pointer to elements of `like`'s type."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(like.dtype)(address, like), build
+    pointer: Any = types.CPointer
+    return pointer(like.dtype)(address, like), build
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_builtin
 def _float_of(_: Any, bits: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], context.get_value_type(types.float32))
@@ -71,7 +77,7 @@ def _float_of(_: Any, bits: Any) -> Any:
     return types.float32(types.uint32), build
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@_builtin
 def _bits_of(_: Any, number: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], context.get_value_type(types.uint32))
@@ -131,11 +137,11 @@ def _float_to_bfloat(number: Any) -> Any:
 def decode(out: Array, address: int, encoding: int) -> None:
     """Read out.size elements at this address."""
     if encoding == BOOL:
-        flags = numba.carray(_pointer(address, np.empty(0, np.uint8)), out.size)
+        flags = carray(_pointer(address, np.empty(0, np.uint8)), out.size)
         for i in range(out.size):
             out[i] = flags[i] != 0
         return
-    halves = numba.carray(_pointer(address, np.empty(0, np.uint16)), out.size)
+    halves = carray(_pointer(address, np.empty(0, np.uint16)), out.size)
     if encoding == FLOAT16:
         for i in range(out.size):
             out[i] = _half_to_float(np.int64(halves[i]))
@@ -159,32 +165,15 @@ def publish(published: Array, after: Array, start: int, stop: int, encoding: int
 
 
 # --- reducing one block -----------------------------------------------------------------------------------------------
+# Loops write an array in place or into one that is surely another: where two names may be the same memory, the compiler
+# takes the slow road at run time. They stand in functions of their own, with few arrays in each, because it gives up
+# proving more than a handful apart.
 
 
 @jit
-def _combine(out: Array, a: Array, b: Array, op: int) -> None:
-    """out = a op b, element by element. Minimum and maximum hand NaN on, whichever side it is on."""
-    if op in (_SUM, _MEAN):
-        for i in range(out.size):
-            out[i] = a[i] + b[i]
-    elif op == _MIN:
-        for i in range(out.size):
-            out[i] = a[i] if a[i] < b[i] or a[i] != a[i] else b[i]
-    elif op == _MAX:
-        for i in range(out.size):
-            out[i] = a[i] if a[i] > b[i] or a[i] != a[i] else b[i]
-    elif op == _ANY:
-        for i in range(out.size):
-            out[i] = (a[i] != 0) | (b[i] != 0)
-    elif op == _ALL:
-        for i in range(out.size):
-            out[i] = (a[i] != 0) & (b[i] != 0)
-
-
-@jit
-def _sum3(out: Array, a: Array, b: Array, c: Array) -> None:
+def _copy(out: Array, a: Array) -> None:
     for i in range(out.size):
-        out[i] = (a[i] + b[i]) + c[i]
+        out[i] = a[i]
 
 
 @jit
@@ -194,30 +183,54 @@ def _sum4(out: Array, a: Array, b: Array, c: Array, d: Array) -> None:
 
 
 @jit
+def _add4(out: Array, a: Array, b: Array, c: Array, d: Array) -> None:
+    for i in range(out.size):
+        out[i] = (((out[i] + a[i]) + b[i]) + c[i]) + d[i]
+
+
+@jit
+def _fold(out: Array, a: Array, op: int) -> None:
+    """out = out op a. Minimum and maximum hand NaN on, whichever side it is on."""
+    if op in (_SUM, _MEAN):
+        for i in range(out.size):
+            out[i] += a[i]
+    elif op == _MIN:
+        for i in range(out.size):
+            x, y = out[i], a[i]
+            out[i] = x if (x < y) | (x != x) else y
+    elif op == _MAX:
+        for i in range(out.size):
+            x, y = out[i], a[i]
+            out[i] = x if (x > y) | (x != x) else y
+    elif op == _ANY:
+        for i in range(out.size):
+            out[i] = (out[i] != 0) | (a[i] != 0)
+    elif op == _ALL:
+        for i in range(out.size):
+            out[i] = (out[i] != 0) & (a[i] != 0)
+
+
+@jit
+def _input(job: Array, index: int, offset: int, like: Array) -> Array:
+    return carray(_pointer(job[INPUTS + index] + offset, like), like.size)
+
+
+@jit
 def _reduce_native(out: Array, job: Array, offset: int) -> None:
-    """Inputs that can be read as they are. Sums take up to four at once: it keeps more of memory's streams busy."""
-    count, op, size = job[COUNT], job[OP], out.size
-    left = numba.carray(_pointer(job[INPUTS] + offset, out), size)
-    if count == 1:
-        for i in range(size):
-            out[i] = left[i]
-    done = 1
-    while done < count:
-        at = INPUTS + done
-        rest = count - done if op in (_SUM, _MEAN) else 1
-        b = numba.carray(_pointer(job[at] + offset, out), size)
-        if rest == 1:
-            _combine(out, left, b, op)
-            done += 1
+    """Inputs that can be read as they are. Sums take four at once: it keeps more of memory's streams busy."""
+    count, op = job[COUNT], job[OP]
+    fours = count // 4 if op in (_SUM, _MEAN) else 0
+    if fours == 0:
+        _copy(out, _input(job, 0, offset, out))
+    for four in range(fours):
+        a, b = _input(job, 4 * four, offset, out), _input(job, 4 * four + 1, offset, out)
+        c, d = _input(job, 4 * four + 2, offset, out), _input(job, 4 * four + 3, offset, out)
+        if four == 0:
+            _sum4(out, a, b, c, d)
         else:
-            c = numba.carray(_pointer(job[at + 1] + offset, out), size)
-            if rest == 2:
-                _sum3(out, left, b, c)
-                done += 2
-            else:
-                _sum4(out, left, b, c, numba.carray(_pointer(job[at + 2] + offset, out), size))
-                done += 3
-        left = out
+            _add4(out, a, b, c, d)
+    for index in range(max(1, 4 * fours), count):
+        _fold(out, _input(job, index, offset, out), op)
 
 
 @jit
@@ -230,16 +243,80 @@ def _reduce(out: Array, spare: Array, job: Array, start: int) -> None:
         decode(out, job[INPUTS] + offset, encoding)
         for index in range(1, job[COUNT]):
             decode(spare[: out.size], job[INPUTS + index] + offset, encoding)
-            _combine(out, out, spare[: out.size], op)
+            _fold(out, spare[: out.size], op)
     if op == _MEAN and job[DIVISOR] != 1:
         divisor = out.dtype.type(job[DIVISOR])
         for i in range(out.size):
             out[i] = divide(out[i], divisor)
 
 
+# --- updating one block -----------------------------------------------------------------------------------------------
+# c holds what the rule's `coefficients(step)` computed, already in the element type: an integer literal would silently
+# turn float32 arithmetic into float64.
+
+
+@jit
+def _add_scaled(out: Array, a: Array, factor: Any) -> None:
+    if factor != 0:
+        for i in range(out.size):
+            out[i] += factor * a[i]
+
+
+@jit
+def _momentum(grad: Array, v: Array, c: Array) -> None:
+    momentum, intake = c[2], c[3]
+    for i in range(grad.size):
+        v[i] = momentum * v[i] + intake * grad[i]
+    if c[4] != 0:
+        _add_scaled(grad, v, momentum)
+    else:
+        _copy(grad, v)
+
+
+@jit
+def _moments(grad: Array, m: Array, v: Array, c: Array) -> None:
+    b1, b1_rest, b2, b2_rest = c[3], c[4], c[5], c[6]
+    for i in range(grad.size):
+        m[i] = b1 * m[i] + b1_rest * grad[i]
+        v[i] = b2 * v[i] + b2_rest * (grad[i] * grad[i])
+
+
+@jit
+def _adam_step(w: Array, m: Array, v: Array, c: Array) -> None:
+    rate, keep, root, eps = c[0], c[2], c[7], c[8]
+    for i in range(w.size):
+        w[i] = keep * w[i] - rate * (m[i] / (math.sqrt(v[i]) / root + eps))
+
+
+@jit
+def _adagrad_step(w: Array, grad: Array, v: Array, c: Array) -> None:
+    lr, eps = c[0], c[2]
+    for i in range(w.size):
+        v[i] += grad[i] * grad[i]
+        w[i] -= lr * (grad[i] / (math.sqrt(v[i]) + eps))
+
+
+@jit
+def _ftrl_step(w: Array, grad: Array, z: Array, n: Array, c: Array) -> None:
+    alpha, beta, l1, l2, zero = c[0], c[1], c[2], c[3], c[4]
+    for i in range(w.size):
+        seen = n[i]
+        n[i] += grad[i] * grad[i]
+        z[i] += grad[i] - (math.sqrt(n[i]) - math.sqrt(seen)) / alpha * w[i]
+    for i in range(w.size):
+        shrunk = max(z[i] - l1, zero) + min(z[i] + l1, zero)
+        w[i] = -shrunk / ((beta + math.sqrt(n[i])) / alpha + l2)
+
+
+@jit
+def _carry(before: Array, after: Array, start: int, stop: int) -> Array:
+    """This block of the new value, beginning as it was."""
+    if before.ctypes.data != after.ctypes.data:
+        _copy(after[start:stop], before[start:stop])
+    return after[start:stop]
+
+
 # --- one pass per update rule -----------------------------------------------------------------------------------------
-# c holds the coefficients that the rule's `coefficients(step)` computed, already in the element type: an integer
-# literal in a loop would silently turn float32 arithmetic into float64.
 
 
 @jit
@@ -256,82 +333,58 @@ def merge(before: Array, after: Array, published: Array, job: Array, c: Array) -
     scratch, spare = np.empty(BLOCK, after.dtype), np.empty(BLOCK, after.dtype)
     for start in range(job[LO], job[HI], BLOCK):
         stop = min(start + BLOCK, job[HI])
-        total = scratch[: stop - start]
+        total, w = scratch[: stop - start], _carry(before, after, start, stop)
         _reduce(total, spare, job, start)
-        _combine(after[start:stop], before[start:stop], total, job[OP])
+        _fold(w, total, job[OP])
         publish(published, after, start, stop, job[ENCODING])
 
 
 @jit
 def sgd(before: Array, after: Array, published: Array, job: Array, c: Array, velocity: Array) -> None:
     scratch, spare = np.empty(BLOCK, after.dtype), np.empty(BLOCK, after.dtype)
-    lr, decay, momentum, intake, nesterov = c[0], c[1], c[2], c[3], c[4]
     for start in range(job[LO], job[HI], BLOCK):
         stop = min(start + BLOCK, job[HI])
-        grad, w, new = scratch[: stop - start], before[start:stop], after[start:stop]
+        grad, w = scratch[: stop - start], _carry(before, after, start, stop)
         _reduce(grad, spare, job, start)
-        if decay != 0:
-            for i in range(grad.size):
-                grad[i] += decay * w[i]
-        if momentum != 0:
-            v = velocity[start:stop]
-            for i in range(grad.size):
-                v[i] = momentum * v[i] + intake * grad[i]
-                grad[i] = grad[i] + momentum * v[i] if nesterov != 0 else v[i]
-        for i in range(grad.size):
-            new[i] = w[i] - lr * grad[i]
+        _add_scaled(grad, w, c[1])
+        if c[2] != 0:
+            _momentum(grad, velocity[start:stop], c)
+        _add_scaled(w, grad, -c[0])
         publish(published, after, start, stop, job[ENCODING])
 
 
 @jit
 def adam(before: Array, after: Array, published: Array, job: Array, c: Array, mean: Array, square: Array) -> None:
     scratch, spare = np.empty(BLOCK, after.dtype), np.empty(BLOCK, after.dtype)
-    rate, decay, keep, b1, b1_rest, b2, b2_rest, root, eps = c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8]
     for start in range(job[LO], job[HI], BLOCK):
         stop = min(start + BLOCK, job[HI])
-        grad, w, new = scratch[: stop - start], before[start:stop], after[start:stop]
+        grad, w = scratch[: stop - start], _carry(before, after, start, stop)
         m, v = mean[start:stop], square[start:stop]
         _reduce(grad, spare, job, start)
-        # Three loops: with more arrays in one, the compiler gives up proving them apart and does not vectorise.
-        for i in range(grad.size):
-            grad[i] += decay * w[i]
-        for i in range(grad.size):
-            m[i] = b1 * m[i] + b1_rest * grad[i]
-            v[i] = b2 * v[i] + b2_rest * (grad[i] * grad[i])
-        for i in range(grad.size):
-            new[i] = keep * w[i] - rate * (m[i] / (math.sqrt(v[i]) / root + eps))
+        _add_scaled(grad, w, c[1])
+        _moments(grad, m, v, c)
+        _adam_step(w, m, v, c)
         publish(published, after, start, stop, job[ENCODING])
 
 
 @jit
 def adagrad(before: Array, after: Array, published: Array, job: Array, c: Array, square: Array) -> None:
     scratch, spare = np.empty(BLOCK, after.dtype), np.empty(BLOCK, after.dtype)
-    lr, decay, eps = c[0], c[1], c[2]
     for start in range(job[LO], job[HI], BLOCK):
         stop = min(start + BLOCK, job[HI])
-        grad, w, new, v = scratch[: stop - start], before[start:stop], after[start:stop], square[start:stop]
+        grad, w = scratch[: stop - start], _carry(before, after, start, stop)
         _reduce(grad, spare, job, start)
-        for i in range(grad.size):
-            grad[i] += decay * w[i]
-            v[i] += grad[i] * grad[i]
-        for i in range(grad.size):
-            new[i] = w[i] - lr * (grad[i] / (math.sqrt(v[i]) + eps))
+        _add_scaled(grad, w, c[1])
+        _adagrad_step(w, grad, square[start:stop], c)
         publish(published, after, start, stop, job[ENCODING])
 
 
 @jit
 def ftrl(before: Array, after: Array, published: Array, job: Array, c: Array, z: Array, n: Array) -> None:
     scratch, spare = np.empty(BLOCK, after.dtype), np.empty(BLOCK, after.dtype)
-    alpha, beta, l1, l2, zero = c[0], c[1], c[2], c[3], c[4]
     for start in range(job[LO], job[HI], BLOCK):
         stop = min(start + BLOCK, job[HI])
-        grad, w, new = scratch[: stop - start], before[start:stop], after[start:stop]
-        z_block, n_block = z[start:stop], n[start:stop]
+        grad, w = scratch[: stop - start], _carry(before, after, start, stop)
         _reduce(grad, spare, job, start)
-        for i in range(grad.size):
-            square = n_block[i] + grad[i] * grad[i]
-            pull = z_block[i] + (grad[i] - (math.sqrt(square) - math.sqrt(n_block[i])) / alpha * w[i])
-            n_block[i], z_block[i] = square, pull
-            shrunk = pull - l1 if pull > l1 else (pull + l1 if pull < -l1 else zero)
-            new[i] = -shrunk / ((beta + math.sqrt(square)) / alpha + l2)
+        _ftrl_step(w, grad, z[start:stop], n[start:stop], c)
         publish(published, after, start, stop, job[ENCODING])

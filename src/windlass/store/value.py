@@ -83,7 +83,8 @@ class Value:
     def decoded(self, elements: Array) -> Array:
         """Elements of the storage type as numbers to compute with."""
         if self.dtype == "bfloat16":
-            return (elements.astype(np.uint32) << 16).view(np.float32)
+            wide: Array = elements.astype(np.uint32) << 16
+            return wide.view(np.float32)
         return elements.astype(np.float32) if self.is_half else elements
 
     def write(self, lo: int, hi: int, data: Array, target: Target) -> None:

@@ -203,22 +203,17 @@ class Client:
 
     # --- beginning and end ------------------------------------------------------------------------------------------------
 
-    def join(self, join: m.Join, manager: tuple[str, ...], timeout: float) -> None:
+    def join(self, manager: tuple[str, ...], timeout: float) -> None:
         """Dial the manager and wait until the generation has everyone, and every server is linked."""
-        self.state.manager_at(manager)
         self._turn.take()
         try:
             self.hub.dial(MANAGER, manager)
             deadline = time.monotonic() + timeout
-            is_said = False
             while not self.state.is_joined:
                 if self.state.failure is not None:
                     raise self.state.failure
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"the cluster was not complete within {timeout:.0f} s; is the manager running?")
-                if not is_said and self.state.is_linked(MANAGER):
-                    self.hub.send(Send(MANAGER, join))
-                    is_said = True
                 self._step(TICK_SECONDS)
         finally:
             self._turn.give()

@@ -36,9 +36,10 @@ class Call:
 class WorkerState:
     """Holds for a worker and for a driver's handle alike; a driver is no member and takes part in no round."""
 
-    def __init__(self, me: Incarnation, role: Role) -> None:
+    def __init__(self, me: Incarnation, join: m.Join, manager: tuple[str, ...]) -> None:
         self.me = me
-        self.role = role
+        self.role = join.role
+        self._join = join
         self.rank = 0
         self.num_workers = 0
         self.generation = Generation(0, 0)
@@ -50,7 +51,7 @@ class WorkerState:
         self._next = 1
         self._linked: set[Incarnation] = set()
         self._redial: dict[Incarnation, float] = {}
-        self._addresses: dict[Incarnation, tuple[str, ...]] = {}
+        self._manager = manager
 
     def handle(self, event: Event | Submit, now: float) -> list[Effect | Call]:
         if isinstance(event, Received):
@@ -316,7 +317,7 @@ class WorkerState:
     def _on_link_up(self, peer: Incarnation) -> list[Effect | Call]:
         self._linked.add(peer)
         self._redial.pop(peer, None)
-        effects: list[Effect | Call] = []
+        effects: list[Effect | Call] = [Send(MANAGER, self._join)] if peer == MANAGER else []
         for request in self.requests.values():
             if request.peer == peer:
                 effects.append(Send(peer, request.make(request.number), request.data))
@@ -337,13 +338,9 @@ class WorkerState:
             if now >= when:
                 del self._redial[peer]
                 node = self.nodes.get(peer)
-                addresses = node.addresses if node else self._addresses.get(peer, ())
+                addresses = node.addresses if node else self._manager
                 effects.append(Dial(peer, addresses))
         return effects
-
-    def manager_at(self, addresses: tuple[str, ...]) -> None:
-        """Where to find the manager again."""
-        self._addresses[MANAGER] = addresses
 
     def name(self, who: Incarnation) -> str:
         if who == MANAGER:
