@@ -1,5 +1,6 @@
 """Windlass: a parameter server and gradient-synchronisation library. Push gradients, pull parameters."""
 
+from windlass.engines.cluster import Cluster, connect
 from windlass.engines.embedded import Store
 from windlass.errors import ClusterError, LostRange, PeerError, TimeoutError, UsageError, WindlassError
 from windlass.store.reduce import Reducer
@@ -8,6 +9,7 @@ from windlass.types import Bounded, Eventual, Node, Sequential
 from windlass.worker.task import Task
 
 __all__ = [
-    "FTRL", "SGD", "Adagrad", "Adam", "AdamW", "Bounded", "ClusterError", "Eventual", "LostRange", "Node", "PeerError",
+    "FTRL", "SGD", "Adagrad", "Adam", "AdamW", "Bounded", "Cluster", "ClusterError", "Eventual", "LostRange", "Node", "PeerError",
     "Reducer", "Sequential", "Store", "Task", "TimeoutError", "Updater", "UsageError", "WindlassError",
+    "connect",
 ]

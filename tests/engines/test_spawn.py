@@ -136,7 +136,7 @@ def test_a_failing_preload_is_the_callers_error_and_leaves_nothing_open() -> Non
 
 
 def test_a_preload_that_leaves_threads_running_warns() -> None:
-    with pytest.warns(RuntimeWarning, match=r"2 threads run in the fork server.*warm_badly"):
+    with pytest.warns(RuntimeWarning, match=r"warm_badly, the fork server now runs 2 threads; its children could hang"):
         server = ForkServer(preload=[], warm="tests.engines.targets:warm_badly")
     server.close()
 
@@ -161,9 +161,7 @@ def test_children_write_to_the_drivers_stdout(capfd: pytest.CaptureFixture[str])
     with ForkServer(preload=[]) as server:
         child = server.spawn("printer", CALL)
         ask(child, lambda: print("hello from a child"))
-        child.channel.close()
-        assert child.wait(5) == 0
-    assert capfd.readouterr().out == "hello from a child\n"
+        assert capfd.readouterr().out == "hello from a child\n"  # at once, so that a killed child's lines are not lost
 
 
 def test_a_child_holds_no_file_of_its_siblings(shared: ForkServer) -> None:

@@ -22,7 +22,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tr
 # --- joining, and who is here -------------------------------------------------------------------------------------
 
 
-class Join(Message):
+class Join(Message, frozen=True):
     """Node to manager, first on the link: let me in. `rank` is a wish; -1 takes the next free seat."""
 
     role: Role
@@ -31,7 +31,7 @@ class Join(Message):
     rank: int = -1
 
 
-class Membership(Message):
+class Membership(Message, frozen=True):
     """Manager to every node: the generation and its members. A node acts on nothing else."""
 
     term: int
@@ -40,7 +40,7 @@ class Membership(Message):
     reason: str
 
 
-class Abort(Message):
+class Abort(Message, frozen=True):
     """Driver to manager, manager to workers: the run is over; every wait raises with this reason."""
 
     reason: str
@@ -49,21 +49,21 @@ class Abort(Message):
 # --- declaring keys -------------------------------------------------------------------------------------------------
 
 
-class Declare(Message):
+class Declare(Message, frozen=True):
     """Worker to manager: make this key, or tell me where it is."""
 
     request: int
     spec: KeySpec
 
 
-class Lookup(Message):
+class Lookup(Message, frozen=True):
     """Worker or driver to manager: where is this key? Refused when nobody declared it."""
 
     request: int
     name: str
 
 
-class Declared(Message):
+class Declared(Message, frozen=True):
     """Manager to worker: the key's number and the server of each slot."""
 
     request: int
@@ -72,7 +72,7 @@ class Declared(Message):
     slots: tuple[Incarnation, ...]
 
 
-class Forget(Message):
+class Forget(Message, frozen=True):
     """Worker to manager, manager to servers: delete the key."""
 
     request: int
@@ -80,7 +80,7 @@ class Forget(Message):
     key: KeyId = KeyId(0)
 
 
-class Place(Message):
+class Place(Message, frozen=True):
     """Manager to server: you hold some slots of this key. Safe to repeat."""
 
     key: KeyId
@@ -88,21 +88,21 @@ class Place(Message):
     slots: tuple[Incarnation, ...]
 
 
-class Placed(Message):
+class Placed(Message, frozen=True):
     """Server to manager: the key's slots are ready (error: they cannot be made)."""
 
     key: KeyId
     error: str = ""
 
 
-class Done(Message):
+class Done(Message, frozen=True):
     """The request is carried out. `detail` is what it asked for, if it asked for anything."""
 
     request: int
     detail: Any = None
 
 
-class Refused(Message):
+class Refused(Message, frozen=True):
     """The request cannot be carried out: the caller's mistake (usage) or the cluster's state."""
 
     request: int
@@ -113,7 +113,7 @@ class Refused(Message):
 # --- the data path ----------------------------------------------------------------------------------------------------
 
 
-class Init(Message):
+class Init(Message, frozen=True):
     """Rank 0 to server: the first value of these pieces. Ignored where the key has a value already."""
 
     request: int
@@ -121,7 +121,7 @@ class Init(Message):
     pieces: tuple[Piece, ...]
 
 
-class Write(Message):
+class Write(Message, frozen=True):
     """Driver to server: keep these pieces ready; Commit will make them the value. Answered with Done."""
 
     request: int
@@ -129,7 +129,7 @@ class Write(Message):
     pieces: tuple[Piece, ...]
 
 
-class Commit(Message):
+class Commit(Message, frozen=True):
     """Driver to keeper, keeper to the key's servers: between two rounds, the same two everywhere, make what `writer`
     sent with Write the value. Each server answers the writer with Done."""
 
@@ -138,7 +138,7 @@ class Commit(Message):
     writer: Incarnation
 
 
-class Attach(Message):
+class Attach(Message, frozen=True):
     """Worker to keeper: I begin to use this key; at which clock do I start? Done's detail is the clock. The answer
     waits for the first value, so that no push can come before it."""
 
@@ -146,7 +146,7 @@ class Attach(Message):
     key: KeyId
 
 
-class Push(Message):
+class Push(Message, frozen=True):
     """Worker to server: part `part` of `parts` of my push number `clock` on this key. A push without pieces still
     counts: it is the notice that tells a server of a push that does not touch it. With `pull` not 0 the answer is
     Pulled, under that id, for the same pieces; else it is Ack."""
@@ -161,7 +161,7 @@ class Push(Message):
     hyper: dict[str, float] | None = None
 
 
-class Ack(Message):
+class Ack(Message, frozen=True):
     """Server to worker: everything of your push `clock` on this key that is mine to hold is applied, and all before
     it (error: it was refused, and changed nothing)."""
 
@@ -170,7 +170,7 @@ class Ack(Message):
     error: str = ""
 
 
-class Pull(Message):
+class Pull(Message, frozen=True):
     """Worker to server: read these pieces as they are after my first `clock` pushes."""
 
     pull: int
@@ -179,7 +179,7 @@ class Pull(Message):
     pieces: tuple[Piece, ...]
 
 
-class Read(Message):
+class Read(Message, frozen=True):
     """Driver to keeper, keeper to the key's servers: send `reader` these pieces as they are after one and the same
     round everywhere, the newest. The answer is Pulled; pieces that another server holds are passed over."""
 
@@ -189,7 +189,7 @@ class Read(Message):
     pieces: tuple[Piece, ...]
 
 
-class Pulled(Message):
+class Pulled(Message, frozen=True):
     """Server to worker: some pieces of your pull, and that your first `clock` pushes are applied to them. `pins` are
     what the server keeps unchanged until told by Release; it has none where bytes were copied into the frame."""
 
@@ -202,7 +202,7 @@ class Pulled(Message):
     error: str = ""
 
 
-class Release(Message):
+class Release(Message, frozen=True):
     """Worker to server: I have read what these pins kept."""
 
     pins: tuple[int, ...]
@@ -211,7 +211,7 @@ class Release(Message):
 # --- between servers ----------------------------------------------------------------------------------------------------
 
 
-class Staged(Message):
+class Staged(Message, frozen=True):
     """Server to keeper: in this generation I hold all pieces of round `round` from these workers, and every live
     worker is among them."""
 
@@ -222,7 +222,7 @@ class Staged(Message):
     members: tuple[Incarnation, ...]
 
 
-class Close(Message):
+class Close(Message, frozen=True):
     """Keeper to servers: round `round` is closed with exactly these members."""
 
     key: KeyId
@@ -233,7 +233,7 @@ class Close(Message):
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-class Inspect(Message):
+class Inspect(Message, frozen=True):
     """Anyone to any node: tell me about yourself. Done's detail is a plain dictionary; with `key` not 0 it is what
     the asker's next answer on that key waits for, in words."""
 
@@ -241,7 +241,7 @@ class Inspect(Message):
     key: KeyId = KeyId(0)
 
 
-class Dump(Message):
+class Dump(Message, frozen=True):
     """Worker or driver to server: the whole state of one slot, to be saved. The answer is Dumped."""
 
     request: int
@@ -249,7 +249,7 @@ class Dump(Message):
     slot: int
 
 
-class Dumped(Message):
+class Dumped(Message, frozen=True):
     """Server to whoever asked: one buffer per name, and what is needed to read them back."""
 
     request: int
@@ -258,7 +258,7 @@ class Dumped(Message):
     meta: dict[str, Any]
 
 
-class Restore(Message):
+class Restore(Message, frozen=True):
     """Worker or driver to server: become this. Answered with Done."""
 
     request: int

@@ -16,29 +16,17 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Self
 
-from windlass.engines._channel import (
-    Boot,
-    Channel,
-    ChannelClosed,
-    Exited,
-    Failed,
-    Fork,
-    Forked,
-    Place,
-    Ready,
-    Signal,
-    Start,
-    Stop,
-)
+from windlass.engines._channel import Channel, ChannelClosed
+from windlass.engines._control import Boot, Exited, Failed, Fork, Forked, Place, Ready, Signal, Start, Stop
+from windlass.engines._launch import above_stdio, launch
 from windlass.errors import ClusterError, TimeoutError, UsageError
 
 __all__ = ["Channel", "ChannelClosed", "Child", "ForkServer"]
@@ -107,7 +95,7 @@ class ForkServer:
         self._closing = threading.Lock()
         self._tickets = itertools.count(_BOOT_TICKET + 1)
         self._process: subprocess.Popen[bytes] | None = None
-        with _above_stdio():
+        with above_stdio():
             ours, theirs = socket.socketpair()
             lifeline, self._lifeline = os.pipe()
             self._uncollected = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -117,7 +105,7 @@ class ForkServer:
         self._news.register(self._uncollected, select.EPOLLIN)
         try:
             try:
-                self._process = _launch(theirs.fileno(), lifeline)
+                self._process = launch(theirs.fileno(), lifeline)
             finally:
                 theirs.close()
                 os.close(lifeline)
@@ -143,7 +131,7 @@ class ForkServer:
         """Fork a child that calls `target`, a "module:function", as `function(channel, config)` and ends when it
         returns. Blocks for the fork only: an error inside `target`, a missing module included, is the child's
         status. `env` is set before `target` is imported, but after the preload has read its own variables."""
-        with _above_stdio():
+        with above_stdio():
             ours, theirs = socket.socketpair()
         child = Child(self, name, Channel(ours))
         try:
@@ -198,7 +186,7 @@ class ForkServer:
         if isinstance(answer, Failed):
             raise UsageError(f"the fork server could not {what}: {answer.reason}")
         if isinstance(answer, Ready) and answer.num_threads > 1:
-            message = f"{answer.num_threads} threads run in the fork server after it had to {what}; children could hang"
+            message = f"asked to {what}, the fork server now runs {answer.num_threads} threads; its children could hang"
             warnings.warn(f"{message}: preload only what starts no thread", RuntimeWarning, stacklevel=3)
 
     def _fork(self, child: Child, fd: int) -> None:
@@ -301,44 +289,9 @@ class ForkServer:
             if self._state is State.OPEN and os.getpid() == self._owner:  # epoll and eventfd are one for all copies
                 self._lose()
             self._state = State.CLOSED
+            for child in self._children:  # one that was spawned while we closed is among them
+                child.channel.close()
             self._control.close()
             self._news.close()
             os.close(self._uncollected)
             os.close(self._lifeline)
-
-
-def _launch(control: int, lifeline: int) -> subprocess.Popen[bytes]:
-    # PYTHONPATH makes importable there what is importable here, this package included; -P keeps the current
-    # directory from shadowing it. The server gives the user's own PYTHONPATH back to its children.
-    flags = [flag for flag in subprocess._args_from_interpreter_flags() if flag not in ("-I", "-E")]  # type: ignore[attr-defined]
-    arguments = [str(control), str(lifeline), str(os.getpid())]
-    return subprocess.Popen(
-        [sys.executable, *flags, "-P", "-m", "windlass.engines._forkserver", *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(Place.here().path)},
-        stdin=subprocess.DEVNULL,
-        stdout=None if _is_inheritable(1) else subprocess.DEVNULL,
-        stderr=None if _is_inheritable(2) else subprocess.DEVNULL,
-        pass_fds=(control, lifeline),
-        start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
-    )
-
-
-def _is_inheritable(fd: int) -> bool:
-    try:
-        return os.get_inheritable(fd)
-    except OSError:
-        return False  # closed
-
-
-@contextmanager
-def _above_stdio() -> Iterator[None]:
-    """What is opened inside gets a number above 2 even if the driver's stdin or stdout is closed: a child's own would
-    land on top of it."""
-    held = [os.open(os.devnull, os.O_RDWR)]
-    while held[-1] <= 2:
-        held.append(os.open(os.devnull, os.O_RDWR))
-    try:
-        yield
-    finally:
-        for fd in held:
-            os.close(fd)

@@ -16,6 +16,7 @@ import errno
 import fcntl
 import gc
 import importlib
+import io
 import os
 import random
 import select
@@ -28,19 +29,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from windlass.engines._channel import (
-    Boot,
-    Channel,
-    ChannelClosed,
-    Exited,
-    Failed,
-    Fork,
-    Forked,
-    Ready,
-    Signal,
-    Start,
-    Stop,
-)
+from windlass.engines._channel import Channel, ChannelClosed
+from windlass.engines._control import Boot, Exited, Failed, Fork, Forked, Ready, Signal, Start, Stop
 
 PARENT_CHECK_SECONDS = 0.5
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -239,11 +229,15 @@ def _boot(boot: Boot) -> Ready:
 
 
 def main() -> None:
-    control_fd, lifeline, driver = map(int, sys.argv[1:4])
+    if len(sys.argv) != 4 or os.getpgrp() != os.getpid():
+        sys.exit("this program is started by windlass.engines._children.ForkServer, in a session of its own")
+    control_fd, lifeline, driver = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _arm(lifeline)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a killed child's last lines are those one wants to read
     for fd in (control_fd, lifeline):
         os.set_inheritable(fd, False)
     # Children are not this program: they get an empty `__main__`, which nobody would re-import or confuse with the

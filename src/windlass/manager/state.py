@@ -75,7 +75,7 @@ class ManagerState:
             case _:
                 return [Log("warning", f"{self._name(peer)} sent the manager {type(message).__name__}; ignored")]
 
-    # --- members ------------------------------------------------------------------------------------------------------
+    # --- members ----------------------------------------------------------------------------------------------------
 
     def _on_join(self, peer: Incarnation, join: m.Join) -> list[Effect]:
         if join.role is Role.DRIVER:
@@ -142,7 +142,7 @@ class ManagerState:
         node = self.nodes.get(peer)
         return node.name if node else f"incarnation {peer}"
 
-    # --- keys -----------------------------------------------------------------------------------------------------------
+    # --- keys -------------------------------------------------------------------------------------------------------
 
     def _on_declare(self, peer: Incarnation, declare: m.Declare) -> list[Effect]:
         if not self.is_complete:
@@ -214,7 +214,7 @@ class ManagerState:
         order = m.Forget(request=0, name=key.spec.name, key=key.id)
         return [Send(server, order) for server in dict.fromkeys(key.slots) if server in self.nodes]
 
-    # --- looking --------------------------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
         """What `status` shows of the manager: plain data."""
@@ -238,7 +238,15 @@ class ManagerState:
 
 
 def _plain(node: Node, state: str) -> dict[str, Any]:
-    return {"name": node.name, "role": str(node.role), "pid": node.pid, "address": node.address, "state": state}
+    return {
+        "name": node.name,
+        "role": str(node.role),
+        "rank": node.rank,
+        "incarnation": node.incarnation,
+        "pid": node.pid,
+        "address": node.address,
+        "state": state,
+    }
 
 
 def _difference(known: KeySpec, new: KeySpec) -> str:

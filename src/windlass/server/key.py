@@ -113,7 +113,7 @@ class HeldKey(ABC):
         lo, hi = self.spec.slot_range(number)
         return hi - lo
 
-    # --- the first value ----------------------------------------------------------------------------------------------
+    # --- the first value --------------------------------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
@@ -149,7 +149,7 @@ class HeldKey(ABC):
     def first_clock(self) -> int:
         """Where a worker starts that joined after the key was made."""
 
-    # --- pushes ---------------------------------------------------------------------------------------------------------
+    # --- pushes -----------------------------------------------------------------------------------------------------
 
     def push(self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...]) -> list[Effect]:
         self.clocks.start(peer, push.since)
@@ -183,7 +183,7 @@ class HeldKey(ABC):
     def on_members(self) -> list[Effect]:
         """The generation changed."""
 
-    # --- pulls ----------------------------------------------------------------------------------------------------------
+    # --- pulls ------------------------------------------------------------------------------------------------------
 
     def pull(self, peer: Incarnation, pull: m.Pull) -> list[Effect]:
         self._wait_for(peer, pull.pull, pull.clock, pull.pieces, rides=False)
@@ -265,7 +265,7 @@ class HeldKey(ABC):
         effects += [Send(peer, m.Refused(request=ask, is_usage=True, reason=gone)) for peer, ask in self._attaching]
         return effects
 
-    # --- what the keeper orders -------------------------------------------------------------------------------------------
+    # --- what the keeper orders -------------------------------------------------------------------------------------
 
     def stage_write(self, peer: Incarnation, write: m.Write, data: tuple[Bytes, ...]) -> None:
         copies = [part.copy() for part in data]  # the sender's memory is its own again once this is answered
@@ -291,7 +291,7 @@ class HeldKey(ABC):
                 effects.append(self._answer(self.slots[number], Waiting(order.reader, order.pull, -1, lo, hi, False)))
         return effects
 
-    # --- work on data -----------------------------------------------------------------------------------------------------
+    # --- work on data -----------------------------------------------------------------------------------------------
 
     def queue(self, units: list[Any]) -> list[Effect]:
         """Do the first unit that touches data and all that cost nothing; the rest comes back as Later."""

@@ -56,7 +56,7 @@ class SequentialKey(HeldKey):
     def on_members(self) -> list[Effect]:
         return self.advance()
 
-    # --- closing rounds -----------------------------------------------------------------------------------------------
+    # --- closing rounds ---------------------------------------------------------------------------------------------
 
     def is_round_ready(self) -> bool:
         return self.rounds.is_ready(self.members.live)
@@ -134,7 +134,7 @@ class SequentialKey(HeldKey):
             Send(who, m.Ack(key=self.id, clock=clock, error=gone)) for who, clock in self.rounds.waiting_acks()
         ]
 
-    # --- looking ------------------------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------------------------
 
     def explain(self, peer: Incarnation) -> str:
         """What a wait on this key waits for, in words."""

@@ -67,7 +67,7 @@ class ServerState:
             case _:
                 return []
 
-    # --- the data path ------------------------------------------------------------------------------------------------
+    # --- the data path ----------------------------------------------------------------------------------------------
 
     def _on_push(self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...]) -> list[Effect]:
         if peer not in self.members.live:
@@ -179,7 +179,7 @@ class ServerState:
             return key.advance() if isinstance(key, SequentialKey) else []
         return key.work(unit)
 
-    # --- members and links --------------------------------------------------------------------------------------------
+    # --- members and links ------------------------------------------------------------------------------------------
 
     def _on_membership(self, membership: m.Membership) -> list[Effect]:
         generation = Generation(membership.term, membership.number)
@@ -225,7 +225,7 @@ class ServerState:
             return [Dial(peer, node.addresses)]
         return []
 
-    # --- keys -----------------------------------------------------------------------------------------------------------
+    # --- keys -------------------------------------------------------------------------------------------------------
 
     def _on_place(self, place: m.Place) -> list[Effect]:
         if place.key not in self.keys:
@@ -271,7 +271,7 @@ class ServerState:
         slot.missing = 0
         return [Recycle(data), *key.answer_waiting(slot), Send(peer, m.Done(request=restore.request))]
 
-    # --- looking --------------------------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------------------------
 
     def _inspect(self, peer: Incarnation, key_id: KeyId) -> Any:
         if key_id:

@@ -102,7 +102,7 @@ def put(job: Array, index: int, data: Array, lo: int) -> bool:
 
 
 @jit
-def _half_to_float(half: int) -> Any:
+def _half_to_float(half: Any) -> Any:
     magnitude = half & 0x7FFF
     # A half's exponent and mantissa, read as a float's, are the number times 2**-112; subnormals included.
     scaled = _bits_of(_float_of(np.uint32(magnitude << 13)) * _float_of(np.uint32(0x77800000)))

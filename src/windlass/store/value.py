@@ -77,7 +77,7 @@ class Value:
             )
         flat = np.ascontiguousarray(data).reshape(-1)
         if self.dtype == "bool":
-            return flat.view(_BYTES) != 0
+            return np.not_equal(flat.view(_BYTES), 0)
         return flat.view(self.storage)
 
     def decoded(self, elements: Array) -> Array:

@@ -47,7 +47,7 @@ class Client:
         self._background: threading.Thread | None = None
         self._has_work = threading.Event()
 
-    # --- asking -------------------------------------------------------------------------------------------------------
+    # --- asking -----------------------------------------------------------------------------------------------------
 
     def submit(self, *works: Op | Request) -> None:
         """Start work. Does not block on the network."""
@@ -77,7 +77,16 @@ class Client:
             raise answer.error
         return answer.message, answer.data
 
-    # --- waiting ------------------------------------------------------------------------------------------------------
+    def post(self, send: Send) -> None:
+        """Send one message that nobody answers."""
+        self._turn.take()
+        try:
+            self.hub.send(send)
+            self.hub.flush()
+        finally:
+            self._leave()
+
+    # --- waiting ----------------------------------------------------------------------------------------------------
 
     def wait(self, task: Waitable, timeout: float | None = None) -> None:
         """Block until the task is done; raise TimeoutError, naming whom it waits for, when the time is over."""
@@ -140,7 +149,7 @@ class Client:
         if answer is not None:
             self._why = str(answer.detail)
 
-    # --- doing --------------------------------------------------------------------------------------------------------
+    # --- doing ------------------------------------------------------------------------------------------------------
 
     def _step(self, timeout: float) -> None:
         for event in self.hub.poll(timeout):
@@ -174,7 +183,7 @@ class Client:
             elif isinstance(effect, Log):
                 log.log(logging.getLevelNamesMapping()[effect.level.upper()], "%s", effect.text)
 
-    # --- in the background ----------------------------------------------------------------------------------------------
+    # --- in the background ------------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
         """Give the turn away; see to it that what is under way goes on."""
@@ -201,7 +210,7 @@ class Client:
             finally:
                 self._turn.give()
 
-    # --- beginning and end ------------------------------------------------------------------------------------------------
+    # --- beginning and end ------------------------------------------------------------------------------------------
 
     def join(self, manager: tuple[str, ...], timeout: float) -> None:
         """Dial the manager and wait until the generation has everyone, and every server is linked."""

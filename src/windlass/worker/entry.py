@@ -28,7 +28,7 @@ class Entry:
         self._next_buffer = 0
         self._view: tuple[tuple[int, ...], Array] | None = None
 
-    # --- what goes out ------------------------------------------------------------------------------------------------
+    # --- what goes out ----------------------------------------------------------------------------------------------
 
     def parts(
         self, flat: Array, lo: int, pieces: Pieces, *, may_borrow: bool
@@ -78,7 +78,7 @@ class Entry:
                 return block, address - start
         return None
 
-    # --- what comes in --------------------------------------------------------------------------------------------------
+    # --- what comes in ----------------------------------------------------------------------------------------------
 
     def result(self, size: int) -> Array:
         """A flat array to pull into: one that an earlier pull gave and nobody holds any more, or a new one. Fresh

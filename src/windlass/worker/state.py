@@ -83,7 +83,7 @@ class WorkerState:
     def has_work(self) -> bool:
         return bool(self.ops or self.requests)
 
-    # --- submitting -----------------------------------------------------------------------------------------------------
+    # --- submitting -------------------------------------------------------------------------------------------------
 
     def _submit(self, op: Op) -> list[Effect | Call]:
         op.key.queue.append(op)
@@ -177,7 +177,7 @@ class WorkerState:
         self.requests[request.number] = request
         return [Send(request.peer, request.make(request.number), request.data)]
 
-    # --- answers ----------------------------------------------------------------------------------------------------------
+    # --- answers ----------------------------------------------------------------------------------------------------
 
     def _on_message(self, event: Received, message: m.AnyMessage) -> list[Effect | Call]:
         match message:
@@ -263,7 +263,7 @@ class WorkerState:
             return [Call(lambda: request.finish(None, (), error))]
         return [Call(lambda: request.finish(answer, data, None)), Recycle(data)]
 
-    # --- members and links --------------------------------------------------------------------------------------------
+    # --- members and links ------------------------------------------------------------------------------------------
 
     def _on_membership(self, membership: m.Membership) -> list[Effect | Call]:
         generation = Generation(membership.term, membership.number)

@@ -60,7 +60,7 @@ class Store:
         self._local = local  # where reducers and updaters without an import path go; None where they cannot
         self._entries: dict[str, Entry] = {}
 
-    # --- declaring ----------------------------------------------------------------------------------------------------
+    # --- declaring --------------------------------------------------------------------------------------------------
 
     def create(
         self,
@@ -136,7 +136,7 @@ class Store:
             entry = self._open(declared, "numpy", None)
         return entry
 
-    # --- push and pull --------------------------------------------------------------------------------------------------
+    # --- push and pull ----------------------------------------------------------------------------------------------
 
     def push(
         self,
@@ -293,7 +293,7 @@ class Store:
             raise UsageError(f"push('{spec.name}'): expected finite values, got NaN or infinity (first at {lo + where})")
         return flat
 
-    # --- memory and waiting ---------------------------------------------------------------------------------------------
+    # --- memory and waiting -----------------------------------------------------------------------------------------
 
     def buffer(self, key: str) -> Any:
         """An array of the key's shape in memory shared with the servers: what is pushed from it is not copied. After
@@ -312,7 +312,7 @@ class Store:
             self.create(BARRIER, np.empty(0, np.float32), consistency=Sequential())
         self.push(BARRIER, np.empty(0, np.float32)).wait(timeout)
 
-    # --- looking --------------------------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------------------------
 
     @property
     def is_driver(self) -> bool:
@@ -366,7 +366,7 @@ class Store:
         """Give the keys of this store the values and optimizer state they had. Each must be declared as it was."""
         checkpoint.load(self._client, path)
 
-    # --- the end --------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Let go of everything. Safe to repeat; any later call is a UsageError."""

@@ -1,0 +1,49 @@
+"""Starting the fork server's process, whatever state the driver's own streams, flags and import path are in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from windlass.engines._control import Place
+
+
+def launch(control: int, lifeline: int) -> subprocess.Popen[bytes]:
+    """Start a fork server that inherits these two files and the driver's stdout and stderr. Does not wait for it."""
+    # PYTHONPATH makes importable there what is importable here, this package included; -P keeps the current
+    # directory from shadowing it. The server gives the user's own PYTHONPATH back to its children.
+    flags = [flag for flag in subprocess._args_from_interpreter_flags() if flag not in ("-I", "-E")]  # type: ignore[attr-defined]
+    arguments = [str(control), str(lifeline), str(os.getpid())]
+    return subprocess.Popen(
+        [sys.executable, *flags, "-P", "-m", "windlass.engines._forkserver", *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(Place.here().path)},
+        stdin=subprocess.DEVNULL,
+        stdout=None if _is_inheritable(1) else subprocess.DEVNULL,
+        stderr=None if _is_inheritable(2) else subprocess.DEVNULL,
+        pass_fds=(control, lifeline),
+        start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
+    )
+
+
+def _is_inheritable(fd: int) -> bool:
+    try:
+        return os.get_inheritable(fd)
+    except OSError:
+        return False  # closed
+
+
+@contextmanager
+def above_stdio() -> Iterator[None]:
+    """What is opened inside gets a number above 2 even if the driver's stdin or stdout is closed: a child's own would
+    land on top of it."""
+    held = [os.open(os.devnull, os.O_RDWR)]
+    while held[-1] <= 2:
+        held.append(os.open(os.devnull, os.O_RDWR))
+    try:
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)

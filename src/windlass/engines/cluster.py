@@ -1,0 +1,136 @@
+"""`wl.Cluster`: a group of servers, a group of workers and their manager, for as long as a `with` block lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from windlass.engines.config import NodeConfig, Options, from_environment, open_store
+from windlass.engines.processes import ProcessEngine, check_transport
+from windlass.engines.threads import ThreadEngine
+from windlass.errors import UsageError
+from windlass.server.state import ServerState
+from windlass.types import Consistency, Node, Role, Sequential
+from windlass.worker.store import DriverStore, Store
+
+
+class Cluster:
+    """Starts a manager, servers and workers, and ends them all when the block is left, however it is left.
+
+        with wl.Cluster(servers=2, workers=4) as cluster:
+            results = cluster.run(train, epochs=3)
+
+    `engine="processes"` (the default) forks real processes on this machine; `"threads"` runs the same nodes as
+    threads. `transport` is "shm" (shared memory), "tcp" or "tls" (then with `tls=(certfile, keyfile, cafile)`).
+    Other options are those of StoreOptions: consistency, deterministic, check_finite, timeout, warn_seconds,
+    chunk_bytes. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        servers: int = 1,
+        workers: int = 1,
+        engine: str = "processes",
+        transport: str = "auto",
+        replicas: int = 0,
+        consistency: Consistency | None = None,
+        **options: Any,
+    ) -> None:
+        if servers < 1 or workers < 1:
+            raise UsageError(f"a cluster expects at least 1 server and 1 worker, got {servers} and {workers}")
+        if replicas:
+            raise UsageError(f"replicas expects 0 in this version, got {replicas}: servers are not replicated yet")
+        self.num_servers, self.num_workers = servers, workers
+        state = options.pop("_server_state", None)
+        has_workers = options.pop("_has_workers", True)
+        chosen = _options(consistency, options)
+        self._is_open = True
+        self._engine: ProcessEngine | ThreadEngine
+        if engine == "threads":
+            self._engine = ThreadEngine(
+                servers=servers, workers=workers, options=chosen, server_state=state or ServerState
+            )
+        elif engine == "processes":
+            path = f"{state.__module__}:{state.__qualname__}" if state else ""
+            self._engine = ProcessEngine(
+                servers=servers,
+                workers=workers,
+                transport=check_transport(transport),
+                options=chosen,
+                server_state=path,
+                has_workers=has_workers,
+            )
+        else:
+            raise UsageError(f"engine expects 'processes' or 'threads', got {engine!r}")
+        self._engine.open()
+
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Call `function(store, *args, **kwargs)` in every worker and give the results in rank order.
+
+        Blocks. The first exception of a worker is raised here, with its rank and traceback as a note; the others'
+        waits are ended. After a failed run the next one starts with new workers; keys and values stay.
+        """
+        self._check_open()
+        return self._engine.run(function, args, kwargs)
+
+    def store(self) -> DriverStore:
+        """A handle for this process: it reads the newest round and can `assign` between rounds. It cannot push."""
+        self._check_open()
+        return self._engine.driver()
+
+    def nodes(self) -> list[Node]:
+        """Manager, servers and workers, the departed included, each with name, role, pid, address and state."""
+        self._check_open()
+        said = self.store()._manager_says()["nodes"]
+        return [_node(one) for one in said]
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise UsageError("the cluster is closed")
+
+    def close(self) -> None:
+        """End every node. Safe to repeat."""
+        if self._is_open:
+            self._is_open = False
+            self._engine.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "open" if self._is_open else "closed"
+        return f"<Cluster {self.num_servers} servers, {self.num_workers} workers | {state}>"
+
+
+def connect(*, manager: str | None = None, token: str | None = None, rank: int | None = None) -> Store:
+    """Join the cluster that this process was started in, as a worker: inside `windlass run`, or with the manager's
+    address and the cluster's token given. Blocks until every node is there."""
+    config: NodeConfig = from_environment(manager=manager, token=token, rank=rank)
+    return open_store(config)
+
+
+def _options(consistency: Consistency | None, options: dict[str, Any]) -> Options:
+    unknown = sorted(set(options) - set(Options.__struct_fields__))
+    if unknown:
+        raise UsageError(f"Cluster() got unknown options {', '.join(unknown)}; known: {', '.join(Options.__struct_fields__)}")
+    chosen = msgspec.structs.replace(Options(), consistency=consistency or Sequential(), **options)
+    chosen.for_store()  # checks them
+    return chosen
+
+
+def _node(said: dict[str, Any]) -> Node:
+    return Node(
+        name=said["name"],
+        role=Role(said["role"]),
+        incarnation=said["incarnation"],
+        rank=said["rank"],
+        pid=said["pid"],
+        addresses=(said["address"],),
+        state=said["state"],
+    )

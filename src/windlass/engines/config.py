@@ -1,0 +1,117 @@
+"""What a node is told when it starts, and how a process learns it from its environment."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Any
+
+import msgspec
+
+from windlass._transport.hub import SocketHub
+from windlass._transport.options import TlsFiles, TransportOptions
+from windlass._wire.messages import Join
+from windlass.errors import UsageError
+from windlass.types import Consistency, Incarnation, Role, Sequential
+from windlass.worker.client import Client
+from windlass.worker.state import WorkerState
+from windlass.worker.store import DriverStore, Store, StoreOptions
+
+MANAGER_VARIABLE = "WINDLASS_MANAGER"
+TOKEN_VARIABLE = "WINDLASS_TOKEN"
+RANK_VARIABLE = "WINDLASS_RANK"
+OPTIONS_VARIABLE = "WINDLASS_OPTIONS"
+
+JOIN_SECONDS = 60.0
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What every node of a cluster must agree on; travels to it as one value."""
+
+    consistency: Consistency = msgspec.field(default_factory=Sequential)
+    deterministic: bool = False
+    check_finite: bool = False
+    timeout: float = 300.0
+    warn_seconds: float = 10.0
+    chunk_bytes: int = 4 << 20
+    tls: tuple[str, str, str] | None = None
+
+    def for_store(self) -> StoreOptions:
+        fields = {name: getattr(self, name) for name in StoreOptions.__dataclass_fields__}
+        return StoreOptions(**fields)
+
+
+class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One node's start."""
+
+    role: Role
+    rank: int
+    token: str
+    listen: tuple[str, ...] = ()
+    manager: tuple[str, ...] = ()
+    num_servers: int = 1
+    num_workers: int = 1
+    state: str = ""  # "module:Class" of another state machine for this role; for tests that plant a mistake
+    options: Options = msgspec.field(default_factory=Options)
+
+
+def fresh_incarnation() -> Incarnation:
+    """A number that no process has had: 0 is the manager's, so it is never drawn."""
+    return Incarnation(secrets.randbits(62) + 1)
+
+
+def open_hub(me: Incarnation, config: NodeConfig) -> SocketHub:
+    tls = TlsFiles(*config.options.tls) if config.options.tls else None
+    return SocketHub(me, config.token.encode(), options=TransportOptions(listen=config.listen, tls=tls))
+
+
+def open_store(config: NodeConfig) -> Store:
+    """Join the cluster as a worker or as a driver. Blocks until the cluster is complete."""
+    me = fresh_incarnation()
+    hub = open_hub(me, config)
+    join = Join(role=config.role, pid=os.getpid(), addresses=(), rank=config.rank)
+    options = config.options.for_store()
+    client = Client(
+        hub,
+        WorkerState(me, join, config.manager),
+        timeout=options.timeout,
+        warn_seconds=options.warn_seconds,
+        is_eager=False,
+    )
+    try:
+        client.join(config.manager, JOIN_SECONDS)
+    except BaseException:
+        hub.close()
+        raise
+    return DriverStore(client, options) if config.role is Role.DRIVER else Store(client, options)
+
+
+def environment(config: NodeConfig) -> dict[str, str]:
+    """What a process needs in its environment for `connect`."""
+    return {
+        MANAGER_VARIABLE: ",".join(config.manager),
+        TOKEN_VARIABLE: config.token,
+        RANK_VARIABLE: str(config.rank),
+        OPTIONS_VARIABLE: msgspec.json.encode(config.options).decode(),
+    }
+
+
+def from_environment(**overrides: Any) -> NodeConfig:
+    """The one place where the environment is read: argument > environment > default."""
+    manager = overrides.get("manager") or os.environ.get(MANAGER_VARIABLE, "")
+    token = overrides.get("token") or os.environ.get(TOKEN_VARIABLE, "")
+    if not manager or not token:
+        missing = MANAGER_VARIABLE if not manager else TOKEN_VARIABLE
+        raise UsageError(
+            f"connect() found no cluster: {missing} is not set; start the script with `windlass run`, "
+            "use `with wl.Cluster(...)`, or wl.Store() for a store in this process alone"
+        )
+    options = msgspec.json.decode(os.environ.get(OPTIONS_VARIABLE, "{}"), type=Options)
+    rank = overrides.get("rank")
+    return NodeConfig(
+        role=Role.WORKER,
+        rank=int(os.environ.get(RANK_VARIABLE, "-1")) if rank is None else rank,
+        token=token,
+        manager=tuple(manager.split(",")),
+        options=options,
+    )

@@ -1,0 +1,112 @@
+"""What runs inside each process of a cluster. `processes.py` starts these in forked children."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import traceback
+from typing import Any
+
+import msgspec
+
+from windlass._transport.loop import Loop
+from windlass._wire.messages import Join
+from windlass.engines._channel import Channel, ChannelClosed
+from windlass.engines.config import NodeConfig, fresh_incarnation, open_hub, open_store
+from windlass.manager.state import ManagerConfig, ManagerState
+from windlass.server.state import ServerConfig, ServerState
+from windlass.store.dense import warm as warm_kernels
+from windlass.store.reduce import reducer_rule, resolve_reducer
+from windlass.store.update import SGD, resolve_updater, updater_rule
+from windlass.types import MANAGER
+
+
+def warm() -> None:
+    """Load the kernels that nearly every job uses, once, before any fork; others are loaded when first needed."""
+    reducer = resolve_reducer(reducer_rule("sum"), {})
+    for update in ("assign", SGD(lr=0.1)):
+        warm_kernels("float32", reducer, resolve_updater(updater_rule(update), {}))
+
+
+def run_manager(channel: Channel, config: bytes) -> None:
+    """Say on the channel where the manager listens, then manage until the channel closes."""
+    node = msgspec.msgpack.decode(config, type=NodeConfig)
+    with open_hub(MANAGER, node) as hub:
+        state = ManagerState(ManagerConfig(num_servers=node.num_servers, num_workers=node.num_workers))
+        channel.send(hub.addresses)
+        _run(Loop(state, hub, "manager"), channel)
+
+
+def run_server(channel: Channel, config: bytes) -> None:
+    """Hold slots until the channel closes."""
+    node = msgspec.msgpack.decode(config, type=NodeConfig)
+    me = fresh_incarnation()
+    with open_hub(me, node) as hub:
+        join = Join(role=node.role, pid=os.getpid(), addresses=hub.addresses, rank=node.rank)
+        kind: type[ServerState] = _load(node.state) if node.state else ServerState
+        state = kind(me, hub.memory, ServerConfig(join=join, manager=node.manager))
+        hub.dial(MANAGER, node.manager)
+        _run(Loop(state, hub, f"server-{node.rank}"), channel)
+
+
+def _run(loop: Loop, channel: Channel) -> None:
+    is_over = threading.Event()
+
+    def watch() -> None:  # nobody sends on a node's channel: readable means closed
+        channel.readable(None)
+        is_over.set()
+        loop.hub.wake()
+
+    threading.Thread(target=watch, name="windlass-watch", daemon=True).start()
+    while not is_over.is_set() and loop.stopped is None:
+        loop.turn(None)
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How one call ended in one worker: a result, or an exception with its traceback as text."""
+
+    run: int
+    result: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+
+
+def run_worker(channel: Channel, config: bytes) -> None:
+    """Join, say so, then carry out calls as they come on the channel until it closes."""
+    node = msgspec.msgpack.decode(config, type=NodeConfig)
+    store = open_store(node)
+    channel.send("ready")
+    try:
+        while True:
+            try:
+                run, function, args, kwargs = channel.recv()
+            except (EOFError, ChannelClosed):
+                return
+            _answer(channel, call(run, function, store, args, kwargs))
+    finally:
+        store.close()
+
+
+def call(run: int, function: Any, store: Any, args: Any, kwargs: Any) -> Outcome:
+    try:
+        return Outcome(run, result=function(store, *args, **kwargs))
+    except BaseException as error:
+        return Outcome(run, error=error, trace=traceback.format_exc())
+
+
+def _answer(channel: Channel, outcome: Outcome) -> None:
+    """Send an outcome; one that cannot be pickled is told as text."""
+    try:
+        channel.send((outcome.run, outcome.result, outcome.error, outcome.trace))
+    except ChannelClosed:
+        return
+    except Exception as problem:
+        what = "exception" if outcome.error is not None else "result"
+        text = outcome.trace or f"TypeError: the {what} cannot be sent to the driver: {problem}"
+        channel.send((outcome.run, None, None, text))

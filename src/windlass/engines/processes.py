@@ -1,0 +1,205 @@
+"""`engine="processes"`: manager, servers and workers as processes of this machine, forked from a preloaded server."""
+
+from __future__ import annotations
+
+import secrets
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from windlass._wire.effects import Send
+from windlass._wire.messages import Abort
+from windlass.engines._children import ChannelClosed, Child, ForkServer
+from windlass.engines.config import NodeConfig, Options, open_store
+from windlass.errors import ClusterError, UsageError
+from windlass.types import MANAGER, Role
+from windlass.worker.store import DriverStore
+
+PRELOAD = ("numpy", "msgspec", "windlass.engines.nodes", "windlass.store.kernels")
+STRAGGLE_SECONDS = 1.0
+"""After a worker failed: how long the others may take to hear of it before they are killed."""
+
+
+class ProcessEngine:
+    """The processes of one cluster. `open` starts them; `close` ends them, in any state."""
+
+    def __init__(
+        self, *, servers: int, workers: int, transport: str, options: Options, server_state: str, has_workers: bool
+    ) -> None:
+        self._options = options
+        self._transport = transport
+        self._counts = (servers, workers)
+        self._server_state = server_state
+        self._has_workers = has_workers  # else they come by themselves: `windlass run`
+        self._runs = 0
+        self._broken: str | None = None
+        self.token = secrets.token_hex(32)
+        self.manager: tuple[str, ...] = ()
+        self.children: dict[str, Child] = {}
+        self._forks = ForkServer(
+            preload=(*PRELOAD, *(("torch",) if "torch" in sys.modules else ())), warm="windlass.engines.nodes:warm"
+        )
+        self._driver: DriverStore | None = None
+
+    def open(self) -> None:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        servers, workers = self._counts
+        manager = self._spawn("manager", "run_manager", Role.MANAGER, 0)
+        try:
+            self.manager = tuple(manager.channel.recv())
+        except EOFError:
+            raise ClusterError("the manager died while it started; its traceback is on stderr") from None
+        for rank in range(servers):
+            self._spawn(f"server-{rank}", "run_server", Role.SERVER, rank)
+        if self._has_workers:
+            for rank in range(workers):
+                self._spawn(f"worker-{rank}", "run_worker", Role.WORKER, rank)
+            self._await_ready([f"worker-{rank}" for rank in range(workers)])
+            self.driver()
+
+    def _spawn(self, name: str, function: str, role: Role, rank: int) -> Child:
+        config = self.config(role, rank)
+        child = self._forks.spawn(
+            name, f"windlass.engines.nodes:{function}", config=msgspec.msgpack.encode(config), env={}
+        )
+        self.children[name] = child
+        return child
+
+    def config(self, role: Role, rank: int) -> NodeConfig:
+        forms = {"shm": ("unix",), "tcp": ("tcp:127.0.0.1:0",), "tls": ("tls:127.0.0.1:0",)}
+        listen = forms[self._transport] if role in (Role.MANAGER, Role.SERVER) else ()
+        return NodeConfig(
+            role=role,
+            rank=rank,
+            token=self.token,
+            listen=listen,
+            manager=self.manager,
+            num_servers=self._counts[0],
+            num_workers=self._counts[1],
+            state=self._server_state if role is Role.SERVER else "",
+            options=self._options,
+        )
+
+    def _await_ready(self, names: Sequence[str]) -> None:
+        """Wait until these workers have joined; whoever dies instead is an error."""
+        for name in names:
+            child = self.children[name]
+            try:
+                child.channel.recv()
+            except EOFError:
+                raise ClusterError(f"{_died(child)} before it joined; its traceback is on stderr") from None
+
+    def driver(self) -> DriverStore:
+        """The driver's own handle, made at the first call."""
+        if self._driver is None:
+            store = open_store(self.config(Role.DRIVER, -1))
+            assert isinstance(store, DriverStore)
+            self._driver = store
+        return self._driver
+
+    # --- running a function -------------------------------------------------------------------------------------------
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        if self._broken is not None:
+            self._replace_workers()
+        self._runs += 1
+        workers = [self.children[f"worker-{rank}"] for rank in range(self._counts[1])]
+        for child in workers:
+            try:
+                child.channel.send((self._runs, function, args, kwargs))
+            except ChannelClosed:
+                self._broken = _died(child)
+                raise ClusterError(f"{_died(child)} before the run began; the next run starts new workers") from None
+            except BaseException:
+                self._broken = "the function could not be sent"
+                raise
+        results: dict[str, Any] = {}
+        waiting = {child.channel.fileno(): child for child in workers}
+        poll = select.poll()
+        for fd in waiting:
+            poll.register(fd, select.POLLIN)
+        try:
+            while waiting:
+                for fd, _ in poll.poll():
+                    child = waiting.pop(fd)
+                    poll.unregister(fd)
+                    results[child.name] = self._take(child)
+        except BaseException as error:
+            self._broken = str(error)
+            self._tell_others(error, list(waiting.values()))
+            raise
+        return [results[child.name] for child in workers]
+
+    def _take(self, child: Child) -> Any:
+        try:
+            _, result, error, trace = child.channel.recv()
+        except EOFError:
+            raise ClusterError(f"{_died(child)} during the run") from None
+        if error is not None:
+            error.add_note(f"raised in {child.name} (pid {child.pid}):\n{trace}")
+            raise error
+        if trace:
+            raise ClusterError(f"{child.name} (pid {child.pid}) failed:\n{trace}")
+        return result
+
+    def _tell_others(self, error: BaseException, others: list[Child]) -> None:
+        """A worker failed: end the others' waits, so that nobody hangs on what will never come."""
+        if not others or not isinstance(error, Exception):
+            return
+        reason = f"the run was stopped: {type(error).__name__}: {error}".split("\nraised in")[0]
+        client = self.driver()._client
+        client.post(Send(MANAGER, Abort(reason=reason)))
+        deadline = time.monotonic() + STRAGGLE_SECONDS
+        for child in others:
+            child.channel.readable(max(0.0, deadline - time.monotonic()))
+
+    def _replace_workers(self) -> None:
+        """After a failed run the workers' clocks differ: new ones take their seats. Keys and values stay."""
+        names = [f"worker-{rank}" for rank in range(self._counts[1])]
+        for name in names:
+            child = self.children[name]
+            child.channel.close()
+            child.kill()
+            child.wait(5.0)
+        for rank, name in enumerate(names):
+            self._spawn(name, "run_worker", Role.WORKER, rank)
+        self._await_ready(names)
+        self._broken = None
+
+    # --- the end ----------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End every process. Safe to repeat."""
+        try:
+            if self._driver is not None:
+                self._driver.close()
+        finally:
+            self._forks.close(grace_seconds=0.5)
+
+
+def _died(child: Child) -> str:
+    code = child.wait(1.0)
+    if code is None:
+        return f"{child.name} (pid {child.pid}) closed its channel"
+    if code < 0:
+        return f"{child.name} (pid {child.pid}) was killed by {signal.Signals(-code).name}"
+    return f"{child.name} (pid {child.pid}) exited with status {code}"
+
+
+def check_transport(transport: str) -> str:
+    if transport == "auto":
+        return "shm"
+    if transport not in ("shm", "tcp", "tls"):
+        raise UsageError(f"transport expects 'auto', 'shm', 'tcp' or 'tls', got {transport!r}")
+    return transport

@@ -1,0 +1,147 @@
+"""`engine="threads"`: every node a thread of this process; messages pass as objects. For tests, teaching and debugging:
+the whole cluster stops at one breakpoint."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from windlass._transport.inprocess import Network
+from windlass._transport.loop import Loop
+from windlass._wire.effects import Send
+from windlass._wire.messages import Abort, Join
+from windlass.engines.config import Options, fresh_incarnation
+from windlass.engines.nodes import Outcome, call
+from windlass.errors import ClusterError
+from windlass.manager.state import ManagerConfig, ManagerState
+from windlass.server.state import ServerConfig, ServerState
+from windlass.types import MANAGER, Role
+from windlass.worker.client import Client
+from windlass.worker.state import WorkerState
+from windlass.worker.store import DriverStore, Store
+
+
+class ThreadEngine:
+    def __init__(self, *, servers: int, workers: int, options: Options, server_state: type[ServerState]) -> None:
+        self._network = Network()
+        self._options = options
+        self._is_over = False
+        self._local: dict[str, object] = {}
+        self._loops: list[Loop] = []
+        self._counts = (servers, workers)
+        self._server_state = server_state
+        self._workers: list[Store] = []
+        self._driver: DriverStore | None = None
+        self._runs = 0
+        self._threads: list[threading.Thread] = []
+
+    def open(self) -> None:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        servers, workers = self._counts
+        hub = self._network.hub(MANAGER)
+        self.manager = hub.addresses
+        self._serve(Loop(ManagerState(ManagerConfig(num_servers=servers, num_workers=workers)), hub, "manager"))
+        for rank in range(servers):
+            me = fresh_incarnation()
+            hub = self._network.hub(me)
+            join = Join(role=Role.SERVER, pid=os.getpid(), addresses=hub.addresses, rank=rank)
+            config = ServerConfig(join=join, manager=self.manager, local=self._local)
+            state = self._server_state(me, hub.memory, config)
+            hub.dial(MANAGER, self.manager)
+            self._serve(Loop(state, hub, f"server-{rank}"))
+        self._join_workers()
+
+    def _join_workers(self) -> None:
+        found: dict[int, Store] = {}
+
+        def join(rank: int) -> None:
+            found[rank] = self._store(Role.WORKER, rank)
+
+        joining = [threading.Thread(target=join, args=(rank,)) for rank in range(self._counts[1])]
+        for thread in joining:
+            thread.start()
+        for thread in joining:
+            thread.join()
+        if len(found) < self._counts[1]:
+            raise ClusterError("not every worker could join; its traceback is on stderr")
+        self._workers = [found[rank] for rank in range(self._counts[1])]
+
+    def _serve(self, loop: Loop) -> None:
+        def run() -> None:
+            while not self._is_over:
+                loop.turn(None)
+
+        self._loops.append(loop)
+        thread = threading.Thread(target=run, name=f"windlass-{loop.name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _store(self, role: Role, rank: int) -> Store:
+        me = fresh_incarnation()
+        hub = self._network.hub(me)
+        options = self._options.for_store()
+        state = WorkerState(me, Join(role=role, pid=os.getpid(), addresses=(), rank=rank), self.manager)
+        client = Client(
+            hub, state, timeout=options.timeout, warn_seconds=options.warn_seconds, is_eager=False
+        )
+        client.join(self.manager, 10.0)
+        kind = DriverStore if role is Role.DRIVER else Store
+        return kind(client, options, self._local)
+
+    def driver(self) -> DriverStore:
+        if self._driver is None:
+            store = self._store(Role.DRIVER, -1)
+            assert isinstance(store, DriverStore)
+            self._driver = store
+        return self._driver
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        if any(store._client.state.failure for store in self._workers):
+            for store in self._workers:
+                store.close()
+            self._join_workers()
+        self._runs += 1
+        outcomes: dict[int, Outcome] = {}
+        first: list[int] = []
+
+        def work(rank: int) -> None:
+            outcome = call(self._runs, function, self._workers[rank], args, kwargs)
+            if outcome.error is not None and not first:
+                first.append(rank)
+                reason = f"the run was stopped: {type(outcome.error).__name__}: {outcome.error}"
+                self.driver()._client.post(Send(MANAGER, Abort(reason=reason)))
+            outcomes[rank] = outcome
+
+        threads = [
+            threading.Thread(target=work, args=(rank,), name=f"worker-{rank}", daemon=True)
+            for rank in range(self._counts[1])
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if first:
+            outcome = outcomes[first[0]]
+            assert outcome.error is not None
+            outcome.error.add_note(f"raised in worker-{first[0]}:\n{outcome.trace}")
+            raise outcome.error
+        return [outcomes[rank].result for rank in range(self._counts[1])]
+
+    def close(self) -> None:
+        for store in (*self._workers, *([self._driver] if self._driver else [])):
+            store.close()
+        self._is_over = True
+        for loop in self._loops:
+            loop.hub.wake()
+        for thread in self._threads:
+            thread.join(2.0)
+        for loop in self._loops:
+            loop.hub.close()
