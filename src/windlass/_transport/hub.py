@@ -191,7 +191,10 @@ class SocketHub:
         if self._again:
             again, self._again = self._again, {}
             for link in again:
-                self._read(link) if link.state is _OPEN else self._doors.advance(link)
+                if link.state is _OPEN:
+                    self._read(link)
+                elif link.state is not LinkState.CLOSED:
+                    self._doors.advance(link)
         if self._doors.due is not None:
             self._doors.expire(time.monotonic())
         return is_woken
@@ -258,9 +261,9 @@ class SocketHub:
         old = self._links.get(peer)
         if old is not None:
             self._lose(old, "replaced by a newer link")
-        segments = PeerSegments(self._options.segments) if link.carries_references else None
+        segments = PeerSegments(self._options.segments, link.side) if link.side is not None else None
         inbox = Inbox(peer, self._options.frames, self._pool, segments)
-        link.open(peer, inbox, segments, self.memory if link.carries_references else None)
+        link.open(peer, inbox, segments, self.memory if segments is not None else None)
         self._links[peer] = link
         self._events.append(LinkUp(peer))
 

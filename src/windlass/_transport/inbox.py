@@ -52,11 +52,6 @@ class Inbox:
         self._message: AnyMessage | None = None
         self._data: tuple[Bytes, ...] = ()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no frame is under way."""
-        return not self.wanted and not self._tail
-
     def take(self, scratch: Scratch, nbytes: int, events: list[HubEvent], start: int = 0) -> None:
         """`nbytes` bytes have come at `start` of the scratch's view. Only while nothing is wanted."""
         memory = scratch.memory

@@ -6,6 +6,8 @@ value or by raising: PeerError and Goodbye (inbox.py), EOFError when the peer cl
 
 from __future__ import annotations
 
+import array
+import os
 import socket
 from enum import Enum
 
@@ -14,12 +16,12 @@ from windlass._transport.base import HubEvent
 from windlass._transport.inbox import Inbox, Scratch
 from windlass._transport.outbox import Outbox
 from windlass._transport.rivals import Pedigree
-from windlass._transport.segments import ANCILLARY_BYTES, MAX_FDS, PeerSegments
+from windlass._transport.segments import MAX_FDS, PeerSegments, SideChannel, receive_fds
 from windlass._transport.shared import Arena
-from windlass._wire.auth import Acceptor, Dialler
+from windlass._wire.auth import VERDICT_BYTES, Acceptor, Dialler
 from windlass._wire.effects import Send
-from windlass._wire.frame import Reference, encode_message, encode_retire, encode_segments
-from windlass.errors import PeerError, UsageError
+from windlass._wire.frame import encode_message, encode_retire, encode_segments
+from windlass.errors import UsageError
 from windlass.types import Block, Incarnation
 
 MAX_INLINE_SHARED_BYTES = 32 << 10
@@ -30,7 +32,6 @@ MAX_COPIED_BYTES = 16 << 10
 
 _OVERFLOW_BYTES = 4 << 10
 _MAX_VIEWS = 64
-_CLOEXEC = socket.MSG_CMSG_CLOEXEC
 
 
 class LinkState(Enum):
@@ -57,7 +58,9 @@ class Link:
         self.is_blocked = False  # the socket takes no more now; epoll will tell
         self.write_error = ""
         self.inbox: Inbox | None = None
-        self.segments: PeerSegments | None = None
+        self.side: SideChannel | None = None
+        self._side_fds: list[int] = []
+        self._segments: PeerSegments | None = None
         self._arena: Arena | None = None
         self._announced: set[int] = set()
         self._begun = b""
@@ -73,28 +76,49 @@ class Link:
 
     def prove(self) -> bool:
         """Read what the handshake needs, no byte more, and queue its answer; True when it is finished. Descriptors
-        that come before the proof are discarded by the kernel, since no room is offered for them."""
+        that come before they are due are closed by the kernel, since no room is offered for them."""
         handshake = self.handshake
         assert handshake is not None
         while handshake.needed:
+            if not self._read_exactly(handshake.needed):
+                return False
+            data, self._begun = self._begun, b""
+            reply = handshake.receive(data)
+            if reply and not handshake.needed and self.carries_references:
+                self._hand_over_side(reply)
+            elif reply:
+                self.outbox.add(reply)
+        if self.is_dialled and self.carries_references:
+            fds, self._side_fds = self._side_fds, []
+            self.side = SideChannel.from_fds(fds)
+        return True
+
+    def _read_exactly(self, nbytes: int) -> bool:
+        while (missing := nbytes - len(self._begun)) > 0:
             try:
-                came = self.sock.recv(handshake.needed - len(self._begun))
+                if self.is_dialled and nbytes == VERDICT_BYTES and self.carries_references:
+                    came, fds = receive_fds(self.sock, missing, 1)
+                    self._side_fds += fds
+                else:
+                    came = self.sock.recv(missing)
             except BlockingIOError:
                 return False
             if not came:
                 raise EOFError
             self._begun += came
-            if len(self._begun) == handshake.needed:
-                data, self._begun = self._begun, b""
-                reply = handshake.receive(data)
-                if reply:
-                    self.outbox.add(reply)
         return True
+
+    def _hand_over_side(self, verdict: bytes) -> None:
+        self.side, theirs = SideChannel.pair()
+        with theirs:
+            fds = array.array("i", [theirs.fileno()])
+            # The socket is new and all before was answered, so there is room for these few bytes.
+            self.sock.sendmsg([verdict], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
 
     def open(self, peer: Incarnation, inbox: Inbox, segments: PeerSegments | None, arena: Arena | None) -> None:
         """The handshake is over: from here on frames are exchanged. `arena`: where blocks sent by reference lie."""
         self.state, self.peer, self.handshake = LinkState.OPEN, peer, None
-        self.inbox, self.segments, self._arena = inbox, segments, arena
+        self.inbox, self._segments, self._arena = inbox, segments, arena
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -105,15 +129,12 @@ class Link:
         if inbox.wanted:
             return self._read_wanted(inbox, scratch, events)
         try:
-            view = scratch.view
-            nbytes = self.sock.recv_into(view) if self.segments is None else self._read_with_fds([view])
+            nbytes = self.sock.recv_into(scratch.view)
         except BlockingIOError:
             return False
         if not nbytes:
             raise EOFError
         inbox.take(scratch, nbytes, events)
-        if self.segments is not None and self.segments.has_unclaimed and inbox.is_idle:
-            raise PeerError("expected a frame to announce the descriptors that came, got none")
         return True
 
     def _read_wanted(self, inbox: Inbox, scratch: Scratch, events: list[HubEvent]) -> bool:
@@ -125,7 +146,7 @@ class Link:
         if is_whole:
             views.append(scratch.view[:_OVERFLOW_BYTES])
         try:
-            nbytes = self.sock.recvmsg_into(views)[0] if self.segments is None else self._read_with_fds(views)
+            nbytes = self.sock.recvmsg_into(views)[0]
         except BlockingIOError:
             return False
         if not nbytes:
@@ -147,15 +168,6 @@ class Link:
         if at < nbytes:
             inbox.take(scratch, nbytes - at, events, at)
 
-    def _read_with_fds(self, views: list[memoryview]) -> int:
-        nbytes, ancillary, flags, _ = self.sock.recvmsg_into(views, ANCILLARY_BYTES, _CLOEXEC)
-        if ancillary:
-            assert self.segments is not None
-            self.segments.collect(ancillary)
-        if flags & socket.MSG_CTRUNC:
-            raise PeerError(f"expected at most {MAX_FDS} descriptors at once, got more")
-        return nbytes
-
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def queue(self, send: Send, max_payload_bytes: int) -> None:
@@ -167,9 +179,10 @@ class Link:
         else:
             lengths = [block.array.nbytes for block in data]
             total = sum(lengths)
-            if total > MAX_INLINE_SHARED_BYTES and self._arena is not None and self._is_shared(data):
-                self._queue_references(send)
-                return
+            if total > MAX_INLINE_SHARED_BYTES and self._arena is not None and self._announce(data):
+                references = [(block.segment, block.offset, block.array.nbytes) for block in data]
+                outbox.add(encode_message(send.message, (), references))
+                return  # the peer releases the pins
             if total > max_payload_bytes:
                 raise UsageError(
                     f"expected at most {max_payload_bytes} bytes of data with one message, got {total} with "
@@ -191,26 +204,31 @@ class Link:
         """Close the socket and drop everything queued. Safe to repeat."""
         self.state = LinkState.CLOSED
         self.outbox.clear()
-        if self.segments is not None:
-            self.segments.close()
+        if self._segments is not None:
+            self._segments.close()
+        if self.side is not None:
+            self.side.close()
+        while self._side_fds:
+            os.close(self._side_fds.pop())
         self.sock.close()
 
-    def _is_shared(self, data: tuple[Block, ...]) -> bool:
+    def _announce(self, data: tuple[Block, ...]) -> bool:
+        """Whether the peer knows, now at the latest, every segment that these blocks lie in."""
+        unknown = {block.segment for block in data} - self._announced
+        if not unknown:
+            return True
         assert self._arena is not None
-        return all(block.segment >= 0 for block in data) and self._arena.owns({block.segment for block in data})
-
-    def _queue_references(self, send: Send) -> None:
-        assert self._arena is not None
-        references: list[Reference] = [(block.segment, block.offset, block.array.nbytes) for block in send.data]
-        unknown = sorted({number for number, _, _ in references} - self._announced)
-        for first in range(0, len(unknown), MAX_FDS):
-            numbers = unknown[first : first + MAX_FDS]
-            segments = [segment for number in numbers if (segment := self._arena.segment(number)) is not None]
-            self.outbox.carry(segments)
-            sizes = [segment.nbytes for segment in segments]
-            self.outbox.add(encode_segments(list(zip(numbers, sizes, strict=True))))
-        self._announced.update(unknown)
-        self.outbox.add(encode_message(send.message, (), references))
+        assert self.side is not None
+        found = [(number, segment) for number in unknown if (segment := self._arena.segment(number)) is not None]
+        if len(found) < len(unknown):
+            return False  # private memory, or another arena's
+        for first in range(0, len(found), MAX_FDS):
+            batch = found[first : first + MAX_FDS]
+            if not self.side.send([segment for _, segment in batch]):
+                return False
+            self.outbox.add(encode_segments([(number, segment.nbytes) for number, segment in batch]))
+            self._announced.update(number for number, _ in batch)
+        return True
 
     def _queue_inline(self, send: Send, lengths: list[int], total: int) -> None:
         frame = encode_message(send.message, lengths, (), total)

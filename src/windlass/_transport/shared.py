@@ -68,9 +68,6 @@ class Arena:
         """The segment of this number, if it is this arena's and still alive."""
         return self._segments.get(number)
 
-    def owns(self, numbers: set[int]) -> bool:
-        return all(number in self._segments for number in numbers)
-
     def _cut(self, size: int) -> tuple[Bytes, int, int]:
         if size < PAGE:
             return self._pack(size)
