@@ -83,7 +83,8 @@ class InProcessHub:
                 time.sleep(min(timeout, 0.01))
         elif not self._inbox:
             self._ready.wait(timeout)
-        self._ready.clear()
+        if self._on_idle is None:
+            self._ready.clear()
         events: list[HubEvent] = []
         while self._inbox:
             events.append(self._inbox.popleft())
@@ -125,4 +126,5 @@ class InProcessHub:
 
     def _deliver(self, event: HubEvent) -> None:
         self._inbox.append(event)
-        self._ready.set()
+        if self._on_idle is None:
+            self._ready.set()

@@ -25,6 +25,7 @@ import socket
 import sys
 import traceback
 import types
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -217,6 +218,8 @@ def _boot(boot: Boot) -> Ready:
         importlib.import_module(module)
     if boot.warm is not None:
         _resolve(boot.warm)()
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # ours, not the children's: torch has a hundred, and they take 30 ms at each exit
     gc.collect()
     gc.freeze()  # children share these pages as long as no collection writes into them
     # OpenBLAS starts its threads when numpy is imported and ends them when its process forks, to start them again

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +25,7 @@ RANK_VARIABLE = "WINDLASS_RANK"
 OPTIONS_VARIABLE = "WINDLASS_OPTIONS"
 
 JOIN_SECONDS = 60.0
+BEACON = "windlass-cluster"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,3 +118,28 @@ def from_environment(**overrides: Any) -> NodeConfig:
         manager=tuple(manager.split(",")),
         options=options,
     )
+
+
+def announce(config: NodeConfig) -> int:
+    """Make a cluster findable by its user's other processes, for as long as the file returned stays open here.
+
+    It is a memfd: no name on any disk, gone with its process, and readable through /proc by this user alone. Unlike
+    an environment variable it is not handed on to what the driver starts."""
+    beacon = os.memfd_create(BEACON)
+    os.write(beacon, msgspec.msgpack.encode(config))
+    return beacon
+
+
+def find_clusters() -> Iterator[tuple[int, NodeConfig]]:
+    """The clusters that processes of this user announce on this machine, each once, with the announcer's pid."""
+    seen: set[tuple[str, ...]] = set()
+    for file in Path("/proc").glob("[0-9]*/fd/[0-9]*"):
+        try:
+            if not os.readlink(file).startswith(f"/memfd:{BEACON} "):
+                continue
+            config = msgspec.msgpack.decode(file.read_bytes(), type=NodeConfig)
+        except (OSError, msgspec.MsgspecError):
+            continue  # another user's, one that was closed while we looked, or one that is still being written
+        if config.manager not in seen:  # a fork of the driver holds a copy
+            seen.add(config.manager)
+            yield int(file.parts[2]), config

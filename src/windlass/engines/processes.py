@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import select
 import signal
@@ -15,7 +16,7 @@ import msgspec
 from windlass._wire.effects import Send
 from windlass._wire.messages import Abort
 from windlass.engines._children import ChannelClosed, Child, ForkServer
-from windlass.engines.config import NodeConfig, Options, open_store
+from windlass.engines.config import NodeConfig, Options, announce, open_store
 from windlass.errors import ClusterError, UsageError
 from windlass.types import MANAGER, Role
 from windlass.worker.store import DriverStore
@@ -41,7 +42,8 @@ class ProcessEngine:
         self.token = secrets.token_hex(32)
         self.manager: tuple[str, ...] = ()
         self.children: dict[str, Child] = {}
-        self._forks = ForkServer(
+        self._beacon: int | None = None
+        self.forks = ForkServer(
             preload=(*PRELOAD, *(("torch",) if "torch" in sys.modules else ())), warm="windlass.engines.nodes:warm"
         )
         self._driver: DriverStore | None = None
@@ -60,6 +62,7 @@ class ProcessEngine:
             self.manager = tuple(manager.channel.recv())
         except EOFError:
             raise ClusterError("the manager died while it started; its traceback is on stderr") from None
+        self._beacon = announce(self.config(Role.DRIVER, -1))
         for rank in range(servers):
             self._spawn(f"server-{rank}", "run_server", Role.SERVER, rank)
         if self._has_workers:
@@ -70,7 +73,7 @@ class ProcessEngine:
 
     def _spawn(self, name: str, function: str, role: Role, rank: int) -> Child:
         config = self.config(role, rank)
-        child = self._forks.spawn(
+        child = self.forks.spawn(
             name, f"windlass.engines.nodes:{function}", config=msgspec.msgpack.encode(config), env={}
         )
         self.children[name] = child
@@ -185,7 +188,10 @@ class ProcessEngine:
             if self._driver is not None:
                 self._driver.close()
         finally:
-            self._forks.close(grace_seconds=0.5)
+            if self._beacon is not None:
+                os.close(self._beacon)
+                self._beacon = None
+            self.forks.close(grace_seconds=0.5)
 
 
 def _died(child: Child) -> str:

@@ -95,9 +95,9 @@ class HeldKey(ABC):
         self.me = me
         self.servers = tuple(dict.fromkeys(place.slots))
         self.keeper: Incarnation = place.slots[0]
-        self.slots = {
-            number: HeldSlot(number, dense, missing=self._slot_size(number)) for number, dense in slots.items()
-        }
+        self.itemsize = place.spec.itemsize
+        self.sizes = {number: dense.size for number, dense in slots.items()}
+        self.slots = {number: HeldSlot(number, dense, missing=dense.size) for number, dense in slots.items()}
         self.clocks = Clocks()
         self.version = 0
         self.members = members
@@ -108,10 +108,6 @@ class HeldKey(ABC):
         self._writes: dict[Incarnation, list[tuple[m.Piece, Bytes]]] = {}
         for who in members.live:
             self.clocks.start(who, 0)
-
-    def _slot_size(self, number: int) -> int:
-        lo, hi = self.spec.slot_range(number)
-        return hi - lo
 
     # --- the first value --------------------------------------------------------------------------------------------
 
@@ -222,7 +218,7 @@ class HeldKey(ABC):
     def _answer(self, slot: HeldSlot, waiting: Waiting) -> Send:
         lo, hi = waiting.lo, waiting.hi
         pins: tuple[int, ...] = ()
-        itemsize = self.spec.itemsize
+        itemsize = self.itemsize
         block = slot.dense.block
         part = block.array[lo * itemsize : hi * itemsize]
         if part.nbytes <= COPIED_BYTES:

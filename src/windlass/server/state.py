@@ -146,21 +146,21 @@ class ServerState:
 
     def _misfit(self, key: HeldKey, pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...]) -> str:
         """What is wrong with pieces that a peer named, if anything: nothing from the wire indexes memory unchecked."""
+        sizes = key.sizes
         for number, lo, hi in pieces:
-            slot = key.slots.get(number)
-            if slot is None:
-                if len(key.servers) > 1 and 0 <= number < key.spec.num_slots and not data:
+            size = sizes.get(number)
+            if size is None:
+                if not data and 0 <= number < key.spec.num_slots:
                     continue  # a read that the keeper passes on names everybody's pieces
                 return f"slot {number} of '{key.spec.name}' is not held here"
-            first, end = key.spec.slot_range(number)
-            if not 0 <= lo <= hi <= end - first:
-                return f"elements [{lo}, {hi}) are outside slot {number} of '{key.spec.name}', which has {end - first}"
+            if not 0 <= lo <= hi <= size:
+                return f"elements [{lo}, {hi}) are outside slot {number} of '{key.spec.name}', which has {size}"
         if data:
             if len(data) != len(pieces):
                 return f"{len(pieces)} pieces came with {len(data)} buffers"
             for (number, lo, hi), part in zip(pieces, data, strict=True):
-                if number not in key.slots or part.nbytes != (hi - lo) * key.spec.itemsize:
-                    return f"slot {number} expected {(hi - lo) * key.spec.itemsize} bytes, got {part.nbytes}"
+                if part.nbytes != (hi - lo) * key.itemsize:
+                    return f"slot {number} expected {(hi - lo) * key.itemsize} bytes, got {part.nbytes}"
         return ""
 
     def _on_round(self, peer: Incarnation, message: m.Staged | m.Close) -> list[Effect]:

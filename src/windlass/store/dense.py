@@ -132,8 +132,10 @@ class DenseSlot:
             if each.lo or each.hi != size or data.nbytes != whole_bytes or data.dtype is not _BYTES:
                 self._value.elements(each.lo, each.hi, data)
                 is_whole = is_whole and each.lo == 0 and each.hi == size
+                # The contribution keeps what is put: the job has only its address.
+                each.data = data = np.ascontiguousarray(data).view(_BYTES)
             if not put(job, index, data, each.lo):
-                each.data = data = np.array(data)  # kept by the contribution: the job has only its address
+                each.data = data = np.array(data)
                 put(job, index, data, each.lo)
         job[self._kernels.COUNT] = count
         return is_whole
@@ -239,23 +241,29 @@ class DenseSlot:
         return arrays, {"size": self.size, "dtype": self.dtype, "spans": self.spans.dump()}
 
     def restore(self, arrays: Mapping[str, Array], meta: Mapping[str, Any], *, is_pinned: bool = False) -> Block | None:
-        """Become what `dump` gave. Returns the old block where `is_pinned`."""
+        """Become what `dump` gave; its arrays may have come as bytes. Returns the old block where `is_pinned`."""
         if (meta["size"], meta["dtype"]) != (self.size, self.dtype):
             raise UsageError(
                 f"the dump is of {meta['size']} x {meta['dtype']}, this slot holds {self.size} x {self.dtype}"
             )
-        states = {name.removeprefix("state."): each for name, each in arrays.items() if name.startswith("state.")}
-        if isinstance(self.updater, Fused) and set(states) != set(self.state):
+        spans = Spans.restore(self.size, meta["spans"])
+        state = {
+            name.removeprefix("state."): each.view(self._state_type).copy()
+            for name, each in arrays.items() if name.startswith("state.")
+        }
+        kept = set(self.updater.state_names())
+        if kept - set(state) or (isinstance(self.updater, Fused) and set(state) - kept):
             raise UsageError(
-                f"the dump has the state {sorted(states)}, but {self.updater} keeps {sorted(self.state)}: "
-                "it was made under another updater"
+                f"the dump was made under another updater: it has the state {sorted(state)}, "
+                f"but {self.updater} keeps {sorted(kept)}"
             )
-        self.spans = Spans.restore(self.size, meta["spans"])
+        sizes = {name: each.size for name, each in state.items() if each.size != self.size}
+        if sizes:
+            raise UsageError(f"the dump's state should be of {self.size} elements, got {sizes}")
         old = self.write(0, self.size, arrays["value"], is_pinned=is_pinned)
         if self._value.is_half:
             self._value.array[:] = arrays["master"].view(np.float32)
-        for name, each in states.items():
-            self._add_state(name)[:] = each.view(self._state_type)
+        self.state, self.spans = state, spans
         return old
 
 

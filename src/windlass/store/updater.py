@@ -7,6 +7,7 @@ are *state arrays*, one number per element, which the slot keeps for it.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -65,7 +66,9 @@ class Updater:
 
     def config(self) -> dict[str, Any]:
         """The plain values that `from_config` makes an equal updater of."""
-        where = type(self).__name__
+        cls, where = type(self), type(self).__name__
+        if "__dataclass_fields__" not in vars(cls) and ("__init__" in vars(cls) or inspect.get_annotations(cls)):
+            raise UsageError(f"{where} must be decorated with @dataclass(frozen=True): its fields are what travels")
         return {each.name: naming.plain(getattr(self, each.name), f"{where}({each.name}=...)") for each in fields(self)}
 
     @classmethod

@@ -30,6 +30,10 @@ class Like:
 def look(value: Any, what: str) -> tuple[Like, Array]:
     """Describe a caller's array and give its elements as a flat, contiguous array of the storage dtype. The result
     shares the caller's memory where it can; a non-contiguous array is gathered into a new one."""
+    if type(value) is np.ndarray:
+        name = _NAMES.get(value.dtype)
+        if name is not None and value.flags.c_contiguous:
+            return Like("numpy", name, value.shape), value.reshape(-1)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return _look_torch(torch, value, what)
@@ -41,6 +45,9 @@ def look(value: Any, what: str) -> tuple[Like, Array]:
     array = np.asarray(value)
     dtype = _known(str(array.dtype), what)
     return Like("numpy", dtype, array.shape), _flat(array, dtype)
+
+
+_NAMES = {dtype: name for name, dtype in STORAGE.items() if name != "bfloat16"}
 
 
 def _flat(array: Array, dtype: str) -> Array:
@@ -72,6 +79,10 @@ def _known(dtype: str, what: str) -> str:
 def target(out: Any, like: Like, what: str) -> Array | None:
     """The caller's `out` as flat storage to write into, or None when it is not contiguous and must be filled by
     `fill` afterwards. Raises when its shape or dtype does not fit."""
+    if type(out) is np.ndarray:
+        flags = out.flags
+        if _NAMES.get(out.dtype) == like.dtype and out.shape == like.shape and flags.c_contiguous and flags.writeable:
+            return out.reshape(-1)
     found, flat = look(out, what)
     if (found.dtype, found.shape) != (like.dtype, like.shape):
         raise UsageError(
@@ -128,7 +139,8 @@ def _wrap_torch(flat: Array, like: Like) -> Any:
 def _by_address(flat: Array) -> Array:
     memory = (ctypes.c_char * flat.nbytes).from_address(flat.__array_interface__["data"][0])
     memory._keep_alive = flat  # type: ignore[attr-defined]
-    return np.frombuffer(memory, dtype=flat.dtype)
+    made: Array = np.frombuffer(memory, dtype=flat.dtype)  # type: ignore[call-overload]
+    return made
 
 
 def is_finite(flat: Array, dtype: str) -> bool:

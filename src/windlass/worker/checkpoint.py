@@ -68,7 +68,7 @@ def load(client: Client, path: str) -> None:
         raise UsageError(f"load('{path}'): no such file")
     try:
         opened = safe_open(path, framework="numpy")
-        metadata = opened.metadata() or {}
+        metadata = opened.metadata() or {}  # type: ignore[no-untyped-call]
     except Exception as error:
         raise UsageError(f"load('{path}'): expected a checkpoint, got a broken or foreign file: {error}") from error
     if metadata.get("format") != FORMAT:

@@ -49,8 +49,8 @@ class Client:
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    def submit(self, *works: Op | Request) -> None:
-        """Start work. Does not block on the network."""
+    def submit(self, *works: Op | Request, until: Waitable | None = None, timeout: float | None = None) -> None:
+        """Start work. Does not block on the network, unless it is to wait `until` something is done."""
         self._check_open()
         self._turn.take()
         try:
@@ -60,10 +60,15 @@ class Client:
                     self._held.add(work.key)
             if self._is_eager:
                 self._step(0)
-            else:
+            elif until is None:
                 self.hub.flush()
+            else:  # the usual end of a wait: no second turn, and the first poll flushes
+                began = time.monotonic()
+                self._lead(until, began + (timeout or self.timeout), began + self._warn_seconds, began)
         finally:
             self._leave()
+        if until is not None:
+            self.wait(until, timeout)
 
     def request(
         self, peer: Incarnation, make: Callable[[int], m.AnyMessage], text: str, *, data: Any = (), answers: int = 1

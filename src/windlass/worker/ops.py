@@ -28,17 +28,18 @@ class KeyInfo:
     open_pulls: int = 0
     unreleased: dict[Incarnation, list[int]] = field(default_factory=dict)
     whole: dict[Incarnation, tuple[m.Piece, ...]] = field(default_factory=dict)  # every piece, by server
+    is_sequential: bool = True
+    itemsize: int = 0
+    slot_size: int = 0
 
     def __post_init__(self) -> None:
+        self.is_sequential = isinstance(self.spec.consistency, Sequential)
+        self.itemsize, self.slot_size = self.spec.itemsize, self.spec.slot_size
         by_server: dict[Incarnation, list[m.Piece]] = {}
         for slot, server in enumerate(self.slots):
             lo, hi = self.spec.slot_range(slot)
             by_server.setdefault(server, []).append((slot, 0, hi - lo))
         self.whole = {server: tuple(pieces) for server, pieces in by_server.items()}
-
-    @property
-    def is_sequential(self) -> bool:
-        return isinstance(self.spec.consistency, Sequential)
 
     @property
     def keeper(self) -> Incarnation:

@@ -39,5 +39,5 @@ def split(key: KeyInfo, lo: int, hi: int) -> Pieces:
 def position(key: KeyInfo, piece: Piece, lo: int) -> tuple[int, int]:
     """Where a piece lies, in bytes, in an array that starts at element lo of the value."""
     slot, begin, end = piece
-    start = slot * key.spec.slot_size - lo
-    return (start + begin) * key.spec.itemsize, (start + end) * key.spec.itemsize
+    start = slot * key.slot_size - lo
+    return (start + begin) * key.itemsize, (start + end) * key.itemsize

@@ -213,7 +213,7 @@ class Store:
 
     def _go(self, task: Task, ops: list[Op], shape: Any, wait: bool, timeout: float | None) -> Any:
         task.shape_result(shape)
-        self._client.submit(*ops)
+        self._client.submit(*ops, until=task if wait else None, timeout=timeout)
         return task.wait(timeout) if wait else task
 
     def _op(

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 class Turn:
     def __init__(self, wake: Callable[[], None]) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._wake = wake
         self._owner: int | None = None
         self._is_background = False
@@ -22,7 +23,7 @@ class Turn:
 
     def take(self) -> None:
         """Get the turn, asking whoever has it to give way."""
-        with self._changed:
+        with self._lock:
             if self._owner is not None:
                 self.requests += 1
                 self._wake()
@@ -34,7 +35,7 @@ class Turn:
 
     def take_or(self, is_done: Callable[[], bool], timeout: float | None) -> bool:
         """Get the turn when it is free, unless `is_done` comes true first, or the time is over. True: we have it."""
-        with self._changed:
+        with self._lock:
             if self._owner is not None and self._is_background:
                 self.requests += 1
                 self._wake()
@@ -53,7 +54,7 @@ class Turn:
 
     def try_background(self) -> bool:
         """For the background thread: take the turn only if it is free and nobody asks for it."""
-        with self._changed:
+        with self._lock:
             if self._owner is not None or self.requests:
                 return False
             self._owner = threading.get_ident()
@@ -62,16 +63,16 @@ class Turn:
 
     def wait_free(self, timeout: float) -> None:
         """For the background thread: wait until nobody has the turn."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._owner is None, timeout)
 
     def give(self) -> None:
-        with self._changed:
+        with self._lock:
             self._owner = None
             self._changed.notify_all()
 
     def tell_followers(self) -> None:
         """Something was finished; those who wait for it may go."""
         if self._followers:
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
