@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -133,13 +133,20 @@ def announce(config: NodeConfig) -> int:
 def find_clusters() -> Iterator[tuple[int, NodeConfig]]:
     """The clusters that processes of this user announce on this machine, each once, with the announcer's pid."""
     seen: set[tuple[str, ...]] = set()
-    for file in Path("/proc").glob("[0-9]*/fd/[0-9]*"):
-        try:
-            if not os.readlink(file).startswith(f"/memfd:{BEACON} "):
-                continue
-            config = msgspec.msgpack.decode(file.read_bytes(), type=NodeConfig)
-        except (OSError, msgspec.MsgspecError):
-            continue  # another user's, one that was closed while we looked, or one that is still being written
-        if config.manager not in seen:  # a fork of the driver holds a copy
-            seen.add(config.manager)
-            yield int(file.parts[2]), config
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for config in _announced(f"/proc/{pid}/fd"):
+            if config.manager not in seen:  # a fork of the driver holds a copy
+                seen.add(config.manager)
+                yield int(pid), config
+
+
+def _announced(directory: str) -> Iterator[NodeConfig]:
+    try:
+        files = os.listdir(directory) if os.stat(directory).st_uid == os.geteuid() else []
+    except OSError:
+        return  # another user's process, or one that ended while we looked
+    for file in files:
+        with suppress(OSError, msgspec.MsgspecError):  # closed while we looked, or still being written
+            if os.readlink(f"{directory}/{file}").startswith(f"/memfd:{BEACON} "):
+                with open(f"{directory}/{file}", "rb") as beacon:
+                    yield msgspec.msgpack.decode(beacon.read(), type=NodeConfig)
