@@ -111,12 +111,16 @@ def family_of(driver: subprocess.Popen[str], size: int) -> list[int]:
     return family
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "_exit", "raise", "crash", "exec", "fork"])
+@pytest.mark.parametrize(
+    "how", ["SIGKILL", "SIGKILL with the server stopped", "SIGTERM", "_exit", "raise", "crash", "exec", "fork"]
+)
 def test_however_the_driver_dies_its_family_is_gone_within_2_seconds(tmp_path: Path, how: str) -> None:
     with start_driver(tmp_path / "driver.py", DYING, stdin=subprocess.PIPE) as driver:
         family = family_of(driver, size=7)  # the server, five children and a grandchild
+        if how.endswith("stopped"):
+            os.kill(psutil.Process(driver.pid).children()[0].pid, signal.SIGSTOP)
         if how.startswith("SIG"):
-            os.kill(driver.pid, signal.Signals[how])
+            os.kill(driver.pid, signal.Signals[how.split()[0]])
         else:
             assert driver.stdin is not None
             driver.stdin.write(how + "\n")

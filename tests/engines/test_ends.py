@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import select
 import signal
 import statistics
 import subprocess
+import tempfile
 import threading
 import time
 
@@ -31,6 +33,12 @@ def spin_in_c() -> int:
 
 def start_sleep() -> int:
     return subprocess.Popen(["sleep", "600"]).pid
+
+
+def make_temporary() -> str:
+    directory = tempfile.TemporaryDirectory()
+    atexit.register(directory.cleanup)  # which also keeps it alive
+    return directory.name
 
 
 def start_a_copy_that_holds_everything() -> int:
@@ -123,6 +131,15 @@ def test_waiting_in_many_threads_each_hears_of_its_own(fresh: ForkServer) -> Non
     for thread in threads:
         thread.join()
     assert heard == [-signal.SIGKILL] * 6
+
+
+def test_a_child_that_leaves_runs_its_own_exit_functions(shared: ForkServer) -> None:
+    child = shared.spawn("tidy", CALL)
+    directory = ask(child, make_temporary)
+    assert os.path.isdir(directory)
+    child.channel.close()
+    assert child.wait(5) == 0
+    assert not os.path.exists(directory)
 
 
 def test_waiting_ends_at_its_timeout(child: Child) -> None:
