@@ -41,6 +41,9 @@ class LostRange(ClusterError):
         )
         self.key, self.lo, self.hi, self.server = key, lo, hi, server
 
+    def __reduce__(self) -> tuple[type[LostRange], tuple[str, int, int, str]]:
+        return type(self), (self.key, self.lo, self.hi, self.server)
+
 
 class PeerError(WindlassError, ConnectionError):
     """A peer broke protocol; its link is closed and no other link is harmed."""

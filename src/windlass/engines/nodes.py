@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import threading
 import traceback
 from typing import Any
 
+import cloudpickle
 import msgspec
 
 from windlass._transport.loop import Loop
@@ -101,8 +103,10 @@ def call(run: int, function: Any, store: Any, args: Any, kwargs: Any) -> Outcome
 
 
 def _answer(channel: Channel, outcome: Outcome) -> None:
-    """Send an outcome; one that cannot be pickled is told as text."""
+    """Send an outcome; one that cannot be pickled, or not be rebuilt, is told as text."""
     try:
+        if outcome.error is not None:
+            pickle.loads(cloudpickle.dumps(outcome.error))
         channel.send((outcome.run, outcome.result, outcome.error, outcome.trace))
     except ChannelClosed:
         return

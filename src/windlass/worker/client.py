@@ -24,6 +24,10 @@ BACKGROUND_AFTER_SECONDS = 0.001
 """How long a caller may be away, with work under way, before the background thread takes the links over."""
 
 
+EXPLAIN_SECONDS = 0.5
+"""How long to ask the servers for the reason before a wait that is over says what it knows."""
+
+
 class Waitable(Protocol):
     text: str
 
@@ -104,7 +108,12 @@ class Client:
         while not task.is_done:
             now = time.monotonic()
             if now >= deadline:
-                raise TimeoutError(f"{task.text} did not finish within {now - began:.1f} s: {self.explain()}")
+                self._turn.take()
+                try:
+                    why = self._ask_why(task)
+                finally:
+                    self._leave()
+                raise TimeoutError(f"{task.text} did not finish within {now - began:.1f} s: {why}")
             if not self._turn.take_or(lambda: task.is_done, min(deadline, max(warn_at, now)) - now + 0.001):
                 continue
             try:
@@ -120,39 +129,33 @@ class Client:
                 break
             if now >= warn_at:
                 warn_at = now + 2 * (now - began)
-                self._ask_why()
-                log.warning("%s has taken %.0f s so far: %s", task.text, now - began, self.explain())
+                log.warning("%s has taken %.0f s so far: %s", task.text, now - began, self._ask_why(task))
             self._step(min(deadline - now, max(0.0, warn_at - now), TICK_SECONDS))
         return warn_at
 
-    def explain(self) -> str:
-        """Whom the oldest work waits for, on which key, as far as this worker knows."""
-        for op in self.state.ops.values():
-            peers = ", ".join(sorted(self.state.name(peer) for peer in op.waits_for()))
-            why = f" ({self._why})" if self._why else ""
-            verb = "push" if op.pull is None else "pull"
-            return f"{verb} {op.clock} of '{op.key.spec.name}' waits for {peers}{why}"
-        for request in self.state.requests.values():
-            return f"no answer from {self.state.name(request.peer)}"
-        return "it waits for tasks that come before it"
+    def _ask_why(self, task: Waitable) -> str:
+        """Whom a task waits for, on which key, and what the servers say about it. Takes a moment; needs the turn."""
+        op = next((op for op in self.state.ops.values() if op.owner is task), None)
+        if op is None:
+            peer = next((request.peer for request in self.state.requests.values()), None)
+            return "it waits for tasks that come before it" if peer is None else f"no answer from {self.state.name(peer)}"
+        op.disown()
+        said: dict[str, str] = {}
+        for peer in op.waits_for():
+            name = self.state.name(peer)
+            said[name] = "which does not answer"
 
-    _why = ""
+            def hear(answer: Any, data: tuple[Bytes, ...], error: WindlassError | None, name: str = name) -> None:
+                said[name] = str(answer.detail if answer is not None else error)
 
-    def _ask_why(self) -> None:
-        """Ask the servers what the oldest operation waits for; the answer is there for the next explanation."""
-        for op in self.state.ops.values():
-            for peer in list(op.waits_for()):
-                ask = Request(peer, lambda n, key=op.key.id: m.Inspect(request=n, key=key), self._hear_why)  # type: ignore[misc]
-                self._perform(self.state.handle(Submit(ask), time.monotonic()))
-            break
-        until = time.monotonic() + 0.2
-        self._why = ""
-        while not self._why and time.monotonic() < until:
+            ask = Request(peer, lambda n, key=op.key.id: m.Inspect(request=n, key=key), hear)  # type: ignore[misc]
+            self._perform(self.state.handle(Submit(ask), time.monotonic()))
+        until = time.monotonic() + EXPLAIN_SECONDS
+        while "which does not answer" in said.values() and time.monotonic() < until:
             self._step(0.05)
-
-    def _hear_why(self, answer: Any, data: tuple[Bytes, ...], error: WindlassError | None) -> None:
-        if answer is not None:
-            self._why = str(answer.detail)
+        verb = "push" if op.pull is None else "pull"
+        told = "; ".join(f"{name}: {why}" for name, why in sorted(said.items()))
+        return f"{verb} {op.clock} of '{op.key.spec.name}' waits for {told}"
 
     # --- doing ------------------------------------------------------------------------------------------------------
 

@@ -63,6 +63,7 @@ class Op:
     hyper: dict[str, float] | None = None
     after: tuple[Any, ...] = ()  # what must be done first: anything with `is_done` and `error`
     reads_newest: bool = False  # a driver's read, ordered by the keeper
+    owner: object = None  # the task it belongs to
     number: int = 0
     clock: int = 0
     unacked: set[Incarnation] = field(default_factory=set)
@@ -75,9 +76,17 @@ class Op:
     def waits_for(self) -> set[Incarnation]:
         return self.unacked | set(self.unread)
 
-    def blocks(self) -> list[Block]:
-        """The memory that is the store's until this operation is done."""
-        return [block for parts in (self.push or {}).values() for _, blocks in parts for block in blocks]
+    def disown(self) -> None:
+        """The caller leaves before the end: what was borrowed of its memory is copied, should it be sent again."""
+        if self.push is not None:
+            self.push = {
+                server: [(pieces, tuple(_own(block) for block in blocks)) for pieces, blocks in parts]
+                for server, parts in self.push.items()
+            }
+
+
+def _own(block: Block) -> Block:
+    return Block(block.array.copy()) if block.segment < 0 else block
 
 
 @dataclass(slots=True, eq=False)

@@ -245,8 +245,8 @@ class Store:
 
         numbers = {name: float(number) for name, number in hyper.items()} if hyper else None
         if pull is None:
-            return Op(entry.key, parts, None, None, finish, numbers, after)
-        return Op(entry.key, parts, pull.pull, pull.deliver, finish, numbers, after)
+            return Op(entry.key, parts, None, None, finish, numbers, after, owner=task)
+        return Op(entry.key, parts, pull.pull, pull.deliver, finish, numbers, after, owner=task)
 
     def _pull_op(
         self,
@@ -278,7 +278,7 @@ class Store:
             task.finish(error)
 
         pieces = split(key, lo, hi)
-        return Op(key, None, pieces, landing.deliver, finish, None, after, reads_newest=self.is_driver)
+        return Op(key, None, pieces, landing.deliver, finish, None, after, reads_newest=self.is_driver, owner=task)
 
     def _checked(self, entry: Entry, value: Any, lo: int, hi: int, *, is_range: bool) -> Array:
         spec = entry.key.spec
@@ -337,7 +337,7 @@ class Store:
         landing = Landing(entry, 0, np.empty(0, np.uint8))
         task = Task(self._client, f"version('{key}')")
         pieces: Any = {entry.key.keeper: ((0, 0, 0),)}
-        self._client.submit(Op(entry.key, None, pieces, landing.deliver, task.finish, reads_newest=True))
+        self._client.submit(Op(entry.key, None, pieces, landing.deliver, task.finish, reads_newest=True, owner=task))
         task.wait()
         return landing.version
 

@@ -1,0 +1,161 @@
+"""A caller's mistake gets an error that names the key, what was expected and what came; nothing else is harmed."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import windlass as wl
+from windlass.testing.examples import Failing
+
+from .conftest import WORKERS
+
+VALUE = np.zeros(8, np.float32)
+
+
+def complaints(cluster, key, *calls):
+    """What each call raises, in every worker, on a key of 8 float32; the key must still work afterwards."""
+
+    def work(store):
+        store.create(key, np.zeros(8, np.float32), update="add")
+        texts = []
+        for call in calls:
+            try:
+                call(store, key)
+                texts.append("nothing")
+            except wl.UsageError as error:
+                texts.append(str(error))
+        assert (store.pushpull(key, np.ones(8, np.float32)) == store.num_workers).all()
+        return texts
+
+    results = cluster.run(work)
+    assert all(texts == results[0] for texts in results)
+    return results[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda s, k: s.push("nowhere", VALUE), "no key 'nowhere'; create it first"),
+        (lambda s, k: s.push(k, np.zeros(9, np.float32)), r"push\('KEY'\): expected shape \(8,\), got \(9,\)"),
+        (lambda s, k: s.push(k, np.zeros((2, 4), np.float32)), r"expected shape \(8,\), got \(2, 4\)"),
+        (lambda s, k: s.push(k, np.zeros(8)), r"push\('KEY'\): expected dtype float32, got float64"),
+        (lambda s, k: s.push(k, VALUE[:4], range=(6, 10)), r"'KEY': range expected within \[0, 8\), got \(6, 10\)"),
+        (lambda s, k: s.push(k, VALUE[:4], range=(0, 3)), r"expected shape \(3,\), got \(4,\)"),
+        (lambda s, k: s.pull(k, range=(-1, 3)), r"'KEY': range expected within \[0, 8\), got \(-1, 3\)"),
+        (lambda s, k: s.pull(k, range="ab"), r"range expected \(lo, hi\), got 'ab'"),
+        (lambda s, k: s.pull(k, out=np.zeros(7, np.float32)), r"out expected float32 of shape \(8,\), got .*\(7,\)"),
+        (lambda s, k: s.pull(k, out=np.broadcast_to(VALUE, (8,))), "out expected a writable array"),
+        (lambda s, k: s.create(k, np.zeros(5, np.float32), update="add"), r"'KEY' is declared already, shape was \(8,\), got \(5,\)"),
+        (lambda s, k: s.create(k, VALUE, update=wl.SGD(lr=1)), r"'KEY' is declared already, update was"),
+        (lambda s, k: s.create(k + "x", VALUE, consistency=wl.Bounded(1)), r"update='assign' expects Sequential\(\), got Bounded"),
+        (lambda s, k: s.create("", VALUE), "a key is a string of 1 to 512 bytes, got ''"),
+        (lambda s, k: s.create("x" * 600, VALUE), "a key is a string of 1 to 512 bytes"),
+        (lambda s, k: s.create(k + "y", np.zeros(3, "complex64")), "expected a dtype among .*, got complex64"),
+        (lambda s, k: s.create(k + "z", np.zeros(3, np.int32), update=wl.SGD(lr=1)), "int32"),
+        (lambda s, k: s.create(k + "r", VALUE, reduce="median"), "median"),
+        (lambda s, k: s.create(k + "r", VALUE, reduce="no.such.module:thing"), "no.such.module"),
+        (lambda s, k: s.create(k + "t", torch.zeros(3, 3).to_sparse()), "expected a dense tensor"),
+        (lambda s, k: s.push({k: VALUE}, VALUE), "one mapping"),
+        (lambda s, k: s.pull(k, view=True, out=VALUE), "exclude each other"),
+        (lambda s, k: s.load("/no/such/file"), "no such file"),
+    ],
+)
+def test_a_mistake_is_named_and_harms_nothing(cluster, key, call, text):
+    (said,) = complaints(cluster, key, call)
+    assert re.search(text.replace("KEY", key), said), said
+
+
+def test_hyper_that_differs_between_members_fails_the_round_for_all_and_the_next_round_works(cluster, key):
+    def work(store):
+        store.create(key, np.zeros(4, np.float32), update=wl.SGD(lr=1.0))
+        said = []
+        for attempt in (lambda h: store.push(key, np.ones(4, np.float32), hyper=h).wait(),
+                        lambda h: store.pushpull(key, np.ones(4, np.float32), hyper=h)):
+            try:
+                attempt({"lr": 0.1 * (1 + store.rank)})
+            except wl.UsageError as error:
+                said.append(str(error))
+        return said, store.pushpull(key, np.ones(4, np.float32)).tolist()
+
+    for said, value in cluster.run(work):
+        assert len(said) == 2
+        assert f"hyper-parameters of round 1 of '{key}' differ: worker-0 {{'lr': 0.1}}, worker-1 {{'lr': 0.2}}" in said[0]
+        assert value == [-WORKERS] * 4
+
+
+def test_an_updater_that_raises_is_told_to_its_pushers_and_the_server_lives(cluster, key):
+    def work(store):
+        store.create(key, np.zeros(4, np.float32), update=Failing())
+        with pytest.raises(wl.UsageError, match=r"the update of '.*' failed: ArithmeticError: this updater always fails"):
+            store.push(key, np.ones(4, np.float32)).wait()
+        with pytest.raises(wl.UsageError, match="always fails"):
+            store.pushpull(key, np.ones(4, np.float32))
+        store.create(f"{key}/other", np.zeros(4, np.float32))
+        return store.pushpull(f"{key}/other", np.ones(4, np.float32)).tolist()
+
+    assert cluster.run(work) == [[float(WORKERS)] * 4] * WORKERS
+
+
+def test_a_wait_ends_at_its_deadline_and_names_whom_it_waited_for(cluster, key):
+    def work(store):
+        store.create(key, np.zeros(4, np.float32))
+        said = ""
+        if store.rank:
+            began = time.monotonic()
+            try:
+                store.pushpull(key, np.ones(4, np.float32), timeout=0.3)
+            except TimeoutError as error:
+                said = str(error)
+            assert 0.2 < time.monotonic() - began < 5
+        store.barrier()
+        if store.rank == 0:
+            store.push(key, np.ones(4, np.float32))
+        return said, store.pull(key).tolist()
+
+    for rank, (said, value) in enumerate(cluster.run(work)):
+        assert value == [float(WORKERS)] * 4  # the push that was waited for in vain still counts
+        if rank:
+            assert f"pushpull('{key}') did not finish within 0." in said
+            assert f"round 1 of '{key}' waits for worker-0" in said
+
+
+def test_not_a_number_is_refused_where_asked():
+    store = wl.Store(check_finite=True)
+    store.create("w", np.zeros(5, np.float32))
+    store.create("b", torch.zeros(5, dtype=torch.bfloat16))
+    with pytest.raises(wl.UsageError, match=r"push\('w'\): expected finite values, got NaN or infinity \(first at 3\)"):
+        store.push("w", np.array([0, 1, 2, np.nan, np.inf], np.float32))
+    with pytest.raises(wl.UsageError, match=r"push\('b'\): expected finite values"):
+        store.push("b", torch.tensor([0, 0, 0, float("inf"), 0], dtype=torch.bfloat16))
+    assert store.pushpull("w", np.ones(5, np.float32)).tolist() == [1.0] * 5
+
+
+def test_a_closed_store_says_so():
+    store = wl.Store()
+    store.create("w", VALUE)
+    store.close()
+    store.close()
+    for call in (lambda: store.push("w", VALUE), lambda: store.pull("w"), lambda: store.create("v", VALUE)):
+        with pytest.raises(wl.UsageError, match="the store is closed"):
+            call()
+    assert "closed" in repr(store)
+
+
+def test_options_that_contradict_each_other_are_refused():
+    with pytest.raises(wl.UsageError, match="deterministic=True expects Sequential"):
+        wl.Store(consistency=wl.Eventual(), deterministic=True)
+    with pytest.raises(wl.UsageError, match="at least 1"):
+        wl.Bounded(0)
+    with pytest.raises(wl.UsageError, match="unknown options colour"):
+        wl.Cluster(colour="red")
+    with pytest.raises(wl.UsageError, match="engine expects"):
+        wl.Cluster(engine="steam")
+    with pytest.raises(wl.UsageError, match="transport expects"):
+        wl.Cluster(transport="pigeon")
+    with pytest.raises(wl.UsageError, match="at least 1 server"):
+        wl.Cluster(servers=0)

@@ -1,0 +1,217 @@
+"""A cluster begins, works, fails and ends: with real processes and real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+import windlass as wl
+
+
+def descendants() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def gone_within(processes: list[psutil.Process], seconds: float) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_two_servers_and_four_workers_are_ready_within_five_seconds_and_gone_after_the_block():
+    began = time.monotonic()
+    with wl.Cluster(servers=2, workers=4) as cluster:
+        assert time.monotonic() - began < 5
+        names = [node.name for node in cluster.nodes()]
+        assert names == ["server-0", "server-1", "worker-0", "worker-1", "worker-2", "worker-3"]
+        assert all(node.state == "alive" and psutil.pid_exists(node.pid) for node in cluster.nodes())
+        processes = descendants()
+        assert len(processes) >= 7
+    assert gone_within(processes, 2)
+    with pytest.raises(wl.UsageError, match="closed"):
+        cluster.run(lambda store: None)
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_an_exception_arrives_with_its_rank_and_traceback_and_ends_the_others_waits(engine):
+    def work(store):
+        store.create("w", np.zeros(4, np.float32), update="add")
+        if store.rank == 1:
+            raise KeyError("the dog ate it")
+        return store.pushpull("w", np.ones(4, np.float32)).tolist()
+
+    with wl.Cluster(servers=1, workers=3, engine=engine) as cluster:
+        began = time.monotonic()
+        with pytest.raises(KeyError, match="the dog ate it") as caught:
+            cluster.run(work)
+        assert time.monotonic() - began < 5
+        note = "\n".join(caught.value.__notes__)
+        assert "raised in worker-1" in note
+        assert 'raise KeyError("the dog ate it")' in note
+        # New workers take the seats; keys and values stay.
+        assert cluster.run(lambda store: (store.rank, store.keys())) == [(rank, ["w"]) for rank in range(3)]
+        assert cluster.run(_sum) == [[3.0] * 4] * 3
+
+
+def _sum(store):
+    store.create("v", np.zeros(4, np.float32))
+    return store.pushpull("v", np.ones(4, np.float32)).tolist()
+
+
+def test_an_exception_that_cannot_be_pickled_arrives_as_text():
+    def work(store):
+        class Local(Exception):
+            def __reduce__(self):
+                raise TypeError("no")
+
+        raise Local("strange")
+
+    with wl.Cluster(workers=1) as cluster, pytest.raises(wl.ClusterError, match=r"worker-0 .*strange"):
+        cluster.run(work)
+
+
+def test_a_killed_worker_is_named_with_its_signal():
+    def work(store):
+        store.create("w", np.zeros(4, np.float32))
+        if store.rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return store.pushpull("w", np.ones(4, np.float32), timeout=30).tolist()
+
+    with wl.Cluster(servers=1, workers=3) as cluster:
+        with pytest.raises(wl.ClusterError, match=r"worker-2 \(pid \d+\) was killed by SIGKILL during the run"):
+            cluster.run(work)
+        assert cluster.run(_sum) == [[3.0] * 4] * 3
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_the_death_of_a_server_is_a_clear_error_in_every_worker_within_a_second(transport):
+    def work(store, pid):
+        store.create("w", np.zeros(100_000, np.float32))
+        store.barrier()
+        if store.rank == 0:
+            time.sleep(0.1)
+            os.kill(pid, signal.SIGKILL)
+        killed_at = time.monotonic()
+        try:
+            while True:
+                store.pushpull("w", np.ones(100_000, np.float32))
+        except wl.ClusterError as error:
+            return time.monotonic() - killed_at, type(error).__name__, str(error)
+
+    with wl.Cluster(servers=2, workers=4, transport=transport, chunk_bytes=64 << 10) as cluster:
+        victim = next(node for node in cluster.nodes() if node.name == "server-1")
+        for seconds, name, text in cluster.run(work, victim.pid):
+            assert seconds < 1
+            assert name == "LostRange"
+            assert "of 'w' were held by server-1, which died" in text
+        states = {node.name: node.state for node in cluster.nodes()}
+        assert states["server-1"] == "gone"
+        assert states["server-0"] == "alive"
+
+
+SCRIPT = """
+    import signal
+    import numpy as np
+    import windlass as wl
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell may have switched Ctrl-C off
+
+    def train(store):
+        store.create("w", np.zeros(1000, np.float32))
+        print("up", flush=True)
+        while True:
+            store.pushpull("w", np.ones(1000, np.float32))
+
+    with wl.Cluster(servers=2, workers=2) as cluster:
+        cluster.run(train)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_two_seconds_after_the_driver_is_interrupted_or_killed(signum, tmp_path):
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(SCRIPT))  # no __main__ guard: none is needed
+    driver = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == b"up\n"
+    processes = psutil.Process(driver.pid).children(recursive=True)
+    assert len(processes) >= 5
+    driver.send_signal(signum)
+    try:
+        assert gone_within(processes, 2)
+        driver.wait(2)
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
+    assert not [name for name in os.listdir("/dev/shm") if "windlass" in name]
+
+
+def test_functions_of_a_notebook_lambdas_and_closures_run_as_workers():
+    factor = 3
+    namespace: dict = {"__name__": "__main__"}
+    exec("def cell(store, x):\n    return helper(x) + store.rank\ndef helper(x):\n    return x * 10\n", namespace)
+    with wl.Cluster(workers=2) as cluster:
+        assert cluster.run(lambda store: store.rank * factor) == [0, 3]
+        assert cluster.run(namespace["cell"], 4) == [40, 41]
+
+
+def test_a_sequential_run_repeats_bit_for_bit():
+    def work(store):
+        store.create("w", np.zeros(50_000, np.float32), update=wl.SGD(lr=0.1, momentum=0.9))
+        rng = np.random.default_rng(store.rank)
+        for _ in range(10):
+            got = store.pushpull("w", rng.standard_normal(50_000).astype(np.float32))
+        return got.tobytes()
+
+    runs = []
+    for _ in range(2):
+        with wl.Cluster(servers=2, workers=3, deterministic=True, chunk_bytes=64 << 10) as cluster:
+            runs.append(cluster.run(work))
+    assert runs[0] == runs[1]
+    assert len(set(runs[0])) == 1
+
+
+def test_a_checkpoint_carries_values_and_optimizer_state_to_another_number_of_servers(tmp_path):
+    path = str(tmp_path / "model.safetensors")
+    gradients = [np.random.default_rng(step).standard_normal(40_000).astype(np.float32) for step in range(6)]
+
+    def steps(store, first, last, save_to=None, load_from=None):
+        if load_from and store.rank == 0:
+            store.load(load_from)
+        store.barrier()
+        store.create("w", np.zeros(40_000, np.float32), update=wl.Adam(lr=0.1))
+        for step in range(first, last):
+            got = store.pushpull("w", gradients[step])
+        store.barrier()
+        if save_to and store.rank == 0:
+            store.save(save_to)
+        return got
+
+    with wl.Cluster(servers=2, workers=2, chunk_bytes=64 << 10) as cluster:
+        cluster.run(steps, 0, 3, save_to=path)
+        straight = cluster.run(steps, 3, 6)[0]
+    with wl.Cluster(servers=1, workers=2, chunk_bytes=64 << 10) as cluster:
+        assert np.array_equal(cluster.run(steps, 3, 6, load_from=path)[1], straight)
+
+
+def test_a_broken_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "broken"
+    path.write_bytes(b"not a checkpoint")
+    with pytest.raises(wl.UsageError, match="broken or foreign file"):
+        wl.Store().load(str(path))
+
+
+def test_connect_outside_a_cluster_says_what_to_do(monkeypatch):
+    monkeypatch.delenv("WINDLASS_MANAGER", raising=False)
+    with pytest.raises(wl.UsageError, match=r"WINDLASS_MANAGER is not set; start the script with `windlass run`"):
+        wl.connect()
