@@ -14,13 +14,14 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from windlass._transport.address import Address, advertised, begin_connect, listen, tune
+from windlass._transport.address import Address, Scheme, advertised, begin_connect, listen, tune
 from windlass._transport.dialling import RETRY_SECONDS, Attempt, admission, attempt_for
 from windlass._transport.link import Link, LinkState
 from windlass._transport.options import TransportOptions
 from windlass._transport.rivals import Pedigree, newcomer_wins, own_dial_stands
+from windlass._transport.tls import TlsContexts
 from windlass._wire.auth import NONCE_BYTES, Acceptor, Claim, Dialler, DuplicateLink, HandshakeError, Verdict
-from windlass.errors import PeerError
+from windlass.errors import PeerError, UsageError
 from windlass.types import Incarnation
 
 _ACCEPTS_PER_TURN = 64
@@ -63,8 +64,11 @@ class Doors:
         self._last_link: dict[Incarnation, int] = {}  # the newest link with each peer that we know of
         self._resume_at: float | None = None  # listeners are not watched until then
         self._warned_at = 0.0
+        self._tls = None if options.tls is None else TlsContexts(options.tls)
         try:
             for form in options.listen:
+                if form.startswith("tls:") and self._tls is None:
+                    raise UsageError(f"listening on {form} needs TransportOptions(tls=TlsFiles(...)), got none")
                 sock, address = listen(form)
                 self._listeners[sock.fileno()] = (sock, address)
                 self.addresses += (str(advertised(address, options.advertise_host)),)
@@ -149,13 +153,25 @@ class Doors:
             self._introduce(link)
 
     def _introduce(self, link: Link) -> None:
-        tune(link.sock, link.where.scheme)
+        try:
+            self._prepare(link)
+        except OSError as error:
+            self._failed(link, error.strerror or str(error))
+            return
         after = self._last_link.get(link.peer, 0)
         handshake = Dialler(self._me, link.peer, self._token, secrets.token_bytes(NONCE_BYTES), after)
         link.state, link.handshake = LinkState.PROVING, handshake
         link.pedigree = Pedigree(self._me, handshake.link)
         link.outbox.add(handshake.hello)
         self._hub.write(link)
+
+    def _prepare(self, link: Link) -> None:
+        assert isinstance(link.sock, socket.socket)
+        tune(link.sock, link.where.scheme)
+        if link.where.scheme is Scheme.TLS:
+            if self._tls is None:
+                raise OSError("it needs TransportOptions(tls=TlsFiles(...)), got none")
+            link.encrypt(self._tls)
 
     # --- accepting ----------------------------------------------------------------------------------------------------
 
@@ -186,8 +202,12 @@ class Doors:
 
     def _accepted(self, caller: socket.socket, address: Address, now: float) -> None:
         caller.setblocking(False)
-        tune(caller, address.scheme)
         link = Link(caller, address, now + self._options.prove_seconds)
+        try:
+            self._prepare(link)
+        except OSError:
+            link.close()  # it hung up already
+            return
         link.state = LinkState.PROVING
         link.handshake = Acceptor(self._me, self._token, secrets.token_bytes(NONCE_BYTES), self._judge)
         self.by_fd[link.fd] = link
@@ -217,6 +237,7 @@ class Doors:
     def advance(self, link: Link) -> None:
         """The socket of a link that is not open yet is ready for something."""
         if link.state is LinkState.CONNECTING:
+            assert isinstance(link.sock, socket.socket)
             error = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
                 self._failed(link, os.strerror(error))

@@ -217,6 +217,8 @@ class SocketHub:
                     self._again[link] = None
                 else:
                     self._lose(link, link.write_error)
+            elif link.has_pending:
+                self._again[link] = None
 
     def write(self, link: Link) -> None:
         """Hand the link's socket as much as it takes."""
@@ -232,9 +234,10 @@ class SocketHub:
             self._dirty.pop(link, None)
         else:
             self._dirty[link] = None
-        if link.is_blocked is is_empty:
-            link.is_blocked = not is_empty
-            self._epoll.modify(link.fd, _IN if is_empty else _IN | _OUT)
+        is_blocked = not is_empty and link.waits_for_room
+        if link.is_blocked is not is_blocked:
+            link.is_blocked = is_blocked
+            self._epoll.modify(link.fd, _IN | _OUT if is_blocked else _IN)
 
     # --- what links become --------------------------------------------------------------------------------------------
 
@@ -266,6 +269,8 @@ class SocketHub:
         link.open(peer, inbox, segments, self.memory if segments is not None else None)
         self._links[peer] = link
         self._events.append(LinkUp(peer))
+        if link.has_pending:
+            self._again[link] = None
 
     def unreachable(self, peer: Incarnation, reason: str) -> None:
         """A dial came to nothing. Not worth a word if the peer has reached us meanwhile."""

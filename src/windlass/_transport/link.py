@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import os
 import socket
+from collections.abc import Sequence
 from enum import Enum
 
 from windlass._transport.address import Address, Scheme
@@ -18,6 +19,7 @@ from windlass._transport.outbox import Outbox
 from windlass._transport.rivals import Pedigree
 from windlass._transport.segments import MAX_FDS, PeerSegments, SideChannel, receive_fds
 from windlass._transport.shared import Arena
+from windlass._transport.tls import TlsContexts, TlsSocket
 from windlass._wire.auth import VERDICT_BYTES, Acceptor, Dialler
 from windlass._wire.effects import Send
 from windlass._wire.frame import encode_message, encode_retire, encode_segments
@@ -32,6 +34,7 @@ MAX_COPIED_BYTES = 16 << 10
 
 _OVERFLOW_BYTES = 4 << 10
 _MAX_VIEWS = 64
+_CLOSING_READS, _CLOSING_BYTES = 16, 1 << 20
 
 
 class LinkState(Enum):
@@ -45,7 +48,7 @@ class Link:
     """A connection from first SYN to close. Not thread-safe. `deadline` ends CONNECTING and PROVING."""
 
     def __init__(self, sock: socket.socket, where: Address, deadline: float) -> None:
-        self.sock = sock
+        self.sock: socket.socket | TlsSocket = sock
         self.fd = sock.fileno()
         self.where = where
         self.deadline = deadline
@@ -72,6 +75,21 @@ class Link:
     def carries_references(self) -> bool:
         return self.where.scheme is Scheme.UNIX
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is something to read of which epoll knows nothing."""
+        return isinstance(self.sock, TlsSocket) and self.sock.has_pending
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether what is queued can go on as soon as the socket has room; else the peer must say something first."""
+        return bool(self.outbox) and not (isinstance(self.sock, TlsSocket) and self.sock.waits_for_peer)
+
+    def encrypt(self, contexts: TlsContexts) -> None:
+        """Put TLS on the connected socket. Raises OSError if the connection is gone already."""
+        assert isinstance(self.sock, socket.socket)
+        self.sock = contexts.wrap(self.sock, is_dialled=self.is_dialled)
+
     # --- proving ------------------------------------------------------------------------------------------------------
 
     def prove(self) -> bool:
@@ -96,7 +114,7 @@ class Link:
     def _read_exactly(self, nbytes: int) -> bool:
         while (missing := nbytes - len(self._begun)) > 0:
             try:
-                if self.is_dialled and nbytes == VERDICT_BYTES and self.carries_references:
+                if isinstance(self.sock, socket.socket) and self._expects_side(nbytes):
                     came, fds = receive_fds(self.sock, missing, 1)
                     self._side_fds += fds
                 else:
@@ -108,10 +126,14 @@ class Link:
             self._begun += came
         return True
 
+    def _expects_side(self, nbytes: int) -> bool:
+        return self.is_dialled and nbytes == VERDICT_BYTES and self.carries_references
+
     def _hand_over_side(self, verdict: bytes) -> None:
         self.side, theirs = SideChannel.pair()
         with theirs:
             fds = array.array("i", [theirs.fileno()])
+            assert isinstance(self.sock, socket.socket)
             # The socket is new and all before was answered, so there is room for these few bytes.
             self.sock.sendmsg([verdict], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
 
@@ -174,20 +196,23 @@ class Link:
         """Encode and queue a message. Raises UsageError if its data is more than a peer would take."""
         data = send.data
         outbox = self.outbox
-        if not data:
-            outbox.add(encode_message(send.message))
+        lengths = [block.array.nbytes for block in data] if data else ()
+        total = sum(lengths)
+        if total <= MAX_COPIED_BYTES:
+            frame = encode_message(send.message, lengths, (), total)
+            for block in data:
+                frame.extend(block.array)
+            outbox.add(frame)
+        elif total > MAX_INLINE_SHARED_BYTES and self._arena is not None and self._announce(data):
+            references = [(block.segment, block.offset, block.array.nbytes) for block in data]
+            outbox.add(encode_message(send.message, (), references))
+            return  # the peer releases the pins
+        elif total > max_payload_bytes:
+            raise UsageError(
+                f"expected at most {max_payload_bytes} bytes of data with one message, got {total} with "
+                f"{type(send.message).__name__}; send less at once, or raise max_payload_bytes on every node"
+            )
         else:
-            lengths = [block.array.nbytes for block in data]
-            total = sum(lengths)
-            if total > MAX_INLINE_SHARED_BYTES and self._arena is not None and self._announce(data):
-                references = [(block.segment, block.offset, block.array.nbytes) for block in data]
-                outbox.add(encode_message(send.message, (), references))
-                return  # the peer releases the pins
-            if total > max_payload_bytes:
-                raise UsageError(
-                    f"expected at most {max_payload_bytes} bytes of data with one message, got {total} with "
-                    f"{type(send.message).__name__}; send less at once, or raise max_payload_bytes on every node"
-                )
             self._queue_inline(send, lengths, total)
         if send.pins:
             outbox.mark(send.pins)
@@ -202,6 +227,8 @@ class Link:
 
     def close(self) -> None:
         """Close the socket and drop everything queued. Safe to repeat."""
+        if self.state is LinkState.OPEN:
+            self._hang_up_gently()
         self.state = LinkState.CLOSED
         self.outbox.clear()
         if self._segments is not None:
@@ -211,6 +238,17 @@ class Link:
         while self._side_fds:
             os.close(self._side_fds.pop())
         self.sock.close()
+
+    def _hang_up_gently(self) -> None:
+        # A TCP socket closed with bytes unread resets the connection, and what was sent last (why we close, say) may
+        # never be read by the peer. So what has come is read first, within reason.
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+            for _ in range(_CLOSING_READS):
+                if not self.sock.recv(_CLOSING_BYTES):
+                    break
+        except OSError:
+            pass
 
     def _announce(self, data: tuple[Block, ...]) -> bool:
         """Whether the peer knows, now at the latest, every segment that these blocks lie in."""
@@ -230,12 +268,12 @@ class Link:
             self._announced.update(number for number, _ in batch)
         return True
 
-    def _queue_inline(self, send: Send, lengths: list[int], total: int) -> None:
+    def _queue_inline(self, send: Send, lengths: Sequence[int], total: int) -> None:
         frame = encode_message(send.message, lengths, (), total)
         outbox = self.outbox
         for block in send.data:
             if block.array.nbytes <= MAX_COPIED_BYTES:
-                frame.extend(block.array.data)
+                frame.extend(block.array)
                 continue
             if frame:
                 outbox.add(frame)

@@ -10,6 +10,7 @@ import socket
 from collections import deque
 
 from windlass._transport.base import HubEvent
+from windlass._transport.tls import TlsSocket
 from windlass._wire.effects import Sent
 from windlass.types import Bytes
 
@@ -52,7 +53,7 @@ class Outbox:
         self._marks.clear()
         self._sent = self._queued
 
-    def write(self, sock: socket.socket, events: list[HubEvent]) -> bool:
+    def write(self, sock: socket.socket | TlsSocket, events: list[HubEvent]) -> bool:
         """Hand the socket as much as it takes; True when nothing is left. Adds a Sent for every pin whose bytes have
         left. Raises OSError when the socket is broken."""
         chunks = self._chunks

@@ -37,7 +37,7 @@ class Kind(IntEnum):
     GOODBYE = 3
 
 
-_LAST_KIND = max(Kind).value
+_KINDS = {kind.value for kind in Kind}
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
@@ -52,7 +52,11 @@ class FrameLimits:
 _Natural = Annotated[int, msgspec.Meta(ge=0)]
 _encoder = msgspec.msgpack.Encoder()
 _encode_into = _encoder.encode_into
-_pack_header, _unpack_header = HEADER.pack_into, HEADER.unpack_from
+_pack_header = HEADER.pack_into
+
+# Nearly every frame is a message, so its first four bytes are compared as one number.
+_unpack_words = struct.Struct("<IIQ").unpack_from
+_MESSAGE_WORD = int.from_bytes(MAGIC + bytes([VERSION, Kind.MESSAGE]), "little")
 _message_decoder = msgspec.msgpack.Decoder(
     tuple[AnyMessage, list[_Natural], list[tuple[_Natural, _Natural, _Natural]]]
 )
@@ -95,20 +99,25 @@ def encode_goodbye(reason: str) -> bytearray:
 def parse_header(data: memoryview, offset: int, limits: FrameLimits) -> tuple[int, int, int]:
     """(kind, meta bytes, payload bytes) of the header at `offset`; raises PeerError if it is not one, or if it asks
     for more than the limits allow."""
-    magic, version, kind, meta_bytes, payload_bytes = _unpack_header(data, offset)
+    word, meta_bytes, payload_bytes = _unpack_words(data, offset)
+    kind = 0 if word == _MESSAGE_WORD else _other_kind(data, offset)
+    if meta_bytes > limits.max_meta_bytes:
+        raise PeerError(f"expected at most {limits.max_meta_bytes} bytes of meta, got {meta_bytes}")
+    if payload_bytes and (kind or payload_bytes > limits.max_payload_bytes):
+        allowed = 0 if kind else limits.max_payload_bytes
+        raise PeerError(f"expected at most {allowed} bytes of payload, got {payload_bytes}")
+    return kind, meta_bytes, payload_bytes
+
+
+def _other_kind(data: memoryview, offset: int) -> int:
+    magic, version, kind, _, _ = HEADER.unpack_from(data, offset)
     if magic != MAGIC:
         raise PeerError(f"expected a frame beginning with {MAGIC!r}, got {magic!r}")
     if version != VERSION:
         raise PeerError(f"expected frame version {VERSION}, got {version}; run the same Windlass on every node")
-    if kind > _LAST_KIND:
-        raise PeerError(f"expected a frame kind from 0 to {_LAST_KIND}, got {kind}")
-    if meta_bytes > limits.max_meta_bytes:
-        raise PeerError(f"expected at most {limits.max_meta_bytes} bytes of meta, got {meta_bytes}")
-    if payload_bytes:
-        allowed = 0 if kind else limits.max_payload_bytes
-        if payload_bytes > allowed:
-            raise PeerError(f"expected at most {allowed} bytes of payload, got {payload_bytes}")
-    return kind, meta_bytes, payload_bytes
+    if kind not in _KINDS:
+        raise PeerError(f"expected a frame kind from 0 to {max(_KINDS)}, got {kind}")
+    return int(kind)
 
 
 def decode_message(
@@ -119,14 +128,18 @@ def decode_message(
         message, lengths, references = _message_decoder.decode(meta)
     except _UNREADABLE as error:
         raise PeerError(f"expected the meta of a message, got something else: {error}") from error
-    if payload_bytes or lengths:
-        if references:
-            raise PeerError("expected buffers either inline or by reference, got both in one frame")
-        if sum(lengths) != payload_bytes:
-            raise PeerError(f"expected buffers of {payload_bytes} bytes in all, got lengths of {sum(lengths)}")
+    if references or len(lengths) != 1 or lengths[0] != payload_bytes:
+        _check_buffers(lengths, references, payload_bytes, limits)
+    return message, lengths, references
+
+
+def _check_buffers(lengths: list[int], references: list[Reference], payload_bytes: int, limits: FrameLimits) -> None:
+    if references and (lengths or payload_bytes):
+        raise PeerError("expected buffers either inline or by reference, got both in one frame")
+    if sum(lengths) != payload_bytes:
+        raise PeerError(f"expected buffers of {payload_bytes} bytes in all, got lengths of {sum(lengths)}")
     if len(lengths) + len(references) > limits.max_buffers:
         raise PeerError(f"expected at most {limits.max_buffers} buffers, got {len(lengths) + len(references)}")
-    return message, lengths, references
 
 
 def decode_segments(meta: memoryview | bytearray) -> list[tuple[int, int]]:
