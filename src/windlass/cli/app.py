@@ -1,0 +1,139 @@
+"""The commands, their options and their help. What they do is in the modules beside this one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from windlass.cli import INTERRUPTED
+from windlass.errors import UsageError, WindlassError
+
+app = typer.Typer(
+    help="Windlass: push gradients, pull parameters, from one process to many.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+Servers = Annotated[int, typer.Option("--servers", "-s", min=1, help="How many servers hold the parameters.")]
+Workers = Annotated[int, typer.Option("--workers", "-w", min=1, help="How many workers push and pull.")]
+Transport = Annotated[
+    str, typer.Option(help="[b]shm[/b] (shared memory) or [b]tcp[/b]; auto takes the faster.", metavar="auto|shm|tcp")
+]
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"windlass {version('windlass')} (Python {sys.version.split()[0]})")
+        raise typer.Exit
+
+
+@app.callback()
+def windlass(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    _: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    context.obj = debug
+
+
+@contextmanager
+def _reported(context: typer.Context) -> Iterator[None]:
+    """An error becomes one line and an exit status: 2 for the caller's, 1 for the cluster's."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except WindlassError as error:
+        if context.obj:
+            raise
+        print(f"windlass: {error}", file=sys.stderr)
+        raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog="[b]windlass run --servers 2 --workers 4 train.py --epochs 3[/b]\n\n"
+    "[b]windlass run --workers 2 --consistency bounded:2 -m package.train[/b]",
+)
+def run(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(help="A Python file, or with -m a module.", show_default=False)],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="For the script, untouched.", show_default=False)
+    ] = None,
+    servers: Servers = 1,
+    workers: Workers = 1,
+    transport: Transport = "auto",
+    consistency: Annotated[
+        str, typer.Option(help="What keys are unless they say otherwise.", metavar="sequential|bounded:N|eventual")
+    ] = "sequential",
+    timeout: Annotated[float, typer.Option(help="How long a wait may take before it raises.", metavar="SECONDS")] = 300,
+    is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as in `python -m`.")] = False,
+) -> None:
+    """Run N copies of a script as the workers of a new cluster.
+
+    Inside the script, [b]store = wl.connect()[/b] joins. What a worker prints is shown with its name before it. When
+    one worker fails the others are stopped, and its status is the command's (128 + n for signal n).
+    """
+    from windlass.cli.run import Job, check_script, parse_consistency
+    from windlass.cli.run import run as run_job
+    from windlass.engines.config import Options
+
+    with _reported(context):
+        job = Job(
+            servers=servers,
+            workers=workers,
+            transport=transport,
+            options=Options(consistency=parse_consistency(consistency), timeout=timeout),
+            script=check_script(script, arguments or [], is_module=is_module),
+        )
+        status = run_job(job)
+    raise typer.Exit(status)
+
+
+@app.command(epilog="[b]windlass status[/b]\n\n[b]windlass status --json | jq '.[0].keys'[/b]")
+def status(
+    context: typer.Context,
+    manager: Annotated[
+        str, typer.Option(help="Where a manager listens; the token is taken from WINDLASS_TOKEN.", metavar="ADDRESS")
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print a list of clusters as JSON.")] = False,
+) -> None:
+    """Show the clusters of this user on this machine: nodes, keys, clocks.
+
+    It only looks, the runs do not notice. The status is 1 when there is no cluster or a node does not answer.
+    """
+    from windlass.cli.status import status as show
+
+    with _reported(context):
+        code = show(manager, is_json=json)
+    raise typer.Exit(code)
+
+
+@app.command(epilog="[b]windlass demo[/b]\n\n[b]windlass demo --workers 8 --steps 1000 --transport tcp[/b]")
+def demo(
+    context: typer.Context,
+    servers: Servers = 2,
+    workers: Workers = 4,
+    transport: Transport = "auto",
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each worker under each consistency.")] = 400,
+    features: Annotated[int, typer.Option(min=1, help="Weights of the model.")] = 100,
+    pause: Annotated[float, typer.Option(min=0.0, help="Mean pause of a worker in each step.", metavar="MS")] = 2.0,
+    seed: Annotated[int, typer.Option(min=0, help="For the data and the pauses.")] = 0,
+) -> None:
+    """Fit a linear model under the three consistencies and compare them."""
+    from windlass.cli.demo import demo as show
+    from windlass.cli.fit import Problem
+
+    with _reported(context):
+        problem = Problem(features=features, steps=steps, batch=32, pause_seconds=pause / 1e3, seed=seed)
+        show(servers=servers, workers=workers, transport=transport, problem=problem)

@@ -1,0 +1,114 @@
+"""`windlass run`: manager, servers, and N copies of a script that join them by `wl.connect()`."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from windlass.cli.crew import Crew
+from windlass.cli.output import Interrupted, Output
+from windlass.cli.script import Script
+from windlass.engines.config import Options
+from windlass.engines.processes import ProcessEngine, check_transport
+from windlass.errors import UsageError
+from windlass.types import Bounded, Consistency, Eventual, Sequential
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to run, and on what kind of cluster."""
+
+    servers: int
+    workers: int
+    transport: str
+    options: Options
+    script: Script
+
+
+def run(job: Job) -> int:
+    """Blocks until the run has ended, in whatever way, and nothing of it is left; the exit status for it."""
+    output = Output()
+    try:
+        with _raised():
+            return _run(job, output)
+    except Interrupted as interrupt:
+        if interrupt.signum != signal.SIGPIPE:
+            output.say(f"stopped by {signal.Signals(interrupt.signum).name}")
+        return 128 + interrupt.signum
+
+
+def _run(job: Job, output: Output) -> int:
+    engine = ProcessEngine(
+        servers=job.servers,
+        workers=job.workers,
+        transport=check_transport(job.transport),
+        options=job.options,
+        server_state="",
+        has_workers=False,
+    )
+    try:
+        engine.open()
+        crew = Crew(engine, job.workers, job.script, output)
+        try:
+            crew.start()
+            return crew.watch()
+        finally:
+            _ignore()  # the end takes two seconds at most, and a second Ctrl-C must not cut it in half
+            crew.stop()
+    finally:
+        _ignore()
+        engine.close()
+
+
+@contextmanager
+def _raised() -> Iterator[None]:
+    """Inside, the signals that end a program are raised as Interrupted in whatever the main thread does."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise Interrupted(signum)
+
+    before = {signum: signal.signal(signum, interrupt) for signum in SIGNALS}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _ignore() -> None:
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+# --- what the user typed ----------------------------------------------------------------------------------------------
+
+
+def parse_consistency(text: str) -> Consistency:
+    """"sequential", "bounded", "bounded:2" or "eventual"; anything else is a UsageError."""
+    name, _, delay = text.partition(":")
+    if name == "sequential" and not delay:
+        return Sequential()
+    if name == "eventual" and not delay:
+        return Eventual()
+    if name == "bounded" and (delay.isdecimal() or not delay):
+        return Bounded(int(delay)) if delay else Bounded()
+    raise UsageError(f"--consistency expects sequential, bounded:DELAY or eventual, got {text!r}")
+
+
+def check_script(target: str, arguments: list[str], *, is_module: bool) -> Script:
+    """The script's command line. Raises UsageError when there is nothing to run, before anything is started."""
+    if not is_module:
+        path = Path(target)
+        if not path.exists():
+            names = target.split(".")
+            is_like_module = all(map(str.isidentifier, names)) and importlib.util.find_spec(names[0]) is not None
+            raise UsageError(f"no script at '{target}'" + (f"; for the module: -m {target}" if is_like_module else ""))
+        return Script((target, *arguments))
+    return Script(("-m", target, *arguments))

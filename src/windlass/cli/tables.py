@@ -1,0 +1,119 @@
+"""A cluster as tables for a person, in 80 columns if need be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from windlass.types import Role
+
+MAX_WORKER_COLUMNS = 8
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def show(console: Console, cluster: dict[str, Any]) -> None:
+    """Print one cluster, as `Looker.everything` saw it."""
+    who = f"pid {cluster['driver']}" if cluster["driver"] else ", ".join(cluster["manager"])
+    command = f": {escape(cluster['command'])}" if cluster["command"] else ""
+    console.print(f"[bold]Cluster of {who}[/bold]{command}", soft_wrap=True)
+    if cluster["generation"]:
+        console.print(f"generation {cluster['generation']}{_missing(cluster)}")
+        console.print(_nodes(cluster))
+        keys = {name: key for name, key in cluster["keys"].items() if not name.startswith("windlass/")}
+        if keys:
+            console.print(_keys(cluster, keys))
+            console.print(_clocks(cluster, keys))
+        else:
+            console.print("[dim]No keys yet.[/dim]")
+    for problem in cluster["problems"]:
+        console.print(f"[bold red]problem:[/bold red] {escape(problem)}", soft_wrap=True)
+    console.print()
+
+
+def _missing(cluster: dict[str, Any]) -> str:
+    """What the first generation waits for."""
+    if not cluster["generation"].endswith(".0"):
+        return ""
+    here = Counter(node["role"] for node in cluster["nodes"] if node["state"] == "alive")
+    counts = (
+        f"{here[kind.removesuffix('s')]} of {number} {kind} are here" for kind, number in cluster["expected"].items()
+    )
+    return f"[yellow], not complete: {', '.join(counts)}[/yellow]"
+
+
+def _table(*headings: str, right: tuple[str, ...] = ()) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    return table
+
+
+def _nodes(cluster: dict[str, Any]) -> Table:
+    table = _table("node", "role", "pid", "state", "address", right=("pid",))
+    if all(node["role"] != Role.MANAGER for node in cluster["nodes"]):  # it answered, but does not name itself
+        table.add_row("manager", "manager", "", "[green]alive[/green]", escape(", ".join(cluster["manager"])))
+    silent = {problem.partition(" ")[0] for problem in cluster["problems"]}
+    for node in cluster["nodes"]:
+        state = "silent" if node["name"] in silent and node["state"] == "alive" else node["state"]
+        colour = {"alive": "green", "silent": "yellow"}.get(state, "red")
+        address = escape(node["address"]) or "[dim]dials out[/dim]"
+        table.add_row(node["name"], node["role"], str(node["pid"]), f"[{colour}]{state}[/{colour}]", address)
+    return table
+
+
+def _keys(cluster: dict[str, Any], keys: dict[str, Any]) -> Table:
+    table = _table(
+        "key", "value", "update", "consistency", "slots", "version", "memory", "waiting",
+        right=("version", "memory", "waiting"),
+    )  # fmt: skip
+    for name, key in keys.items():
+        held = {server: said["keys"][name] for server, said in cluster["servers"].items() if name in said["keys"]}
+        slots = Counter(server.removeprefix("server-") for server in key["slots"])
+        keeper = held.get(key["slots"][0])
+        parts = ("value_bytes", "state_bytes", "staged_bytes")
+        table.add_row(
+            f"[bold]{escape(name)}[/bold]",
+            f"{key['dtype']} {'×'.join(map(str, key['shape'])) or 'scalar'}",
+            f"{key['reduce']}, {key['update']}",
+            _policy(key["consistency"]),
+            " ".join(f"{count}@{server}" for server, count in slots.items()),
+            str(keeper["version"]) if keeper else "?",
+            _amount(sum(one[part] for one in held.values() for part in parts)),
+            str(sum(one["waiting_pulls"] for one in held.values())),
+        )
+    return table
+
+
+def _policy(text: str) -> str:
+    return text.lower().replace("delay=", "").removesuffix("()")
+
+
+def _clocks(cluster: dict[str, Any], keys: dict[str, Any]) -> Table:
+    """How many pushes of each worker are in: on the server that has the fewest, for a push may touch several."""
+    workers = [node["name"] for node in cluster["nodes"] if node["role"] == Role.WORKER and node["state"] == "alive"]
+    is_wide = len(workers) > MAX_WORKER_COLUMNS
+    headings = ("slowest", "fastest", "apart") if is_wide else tuple(workers)
+    table = _table("clocks", *headings, right=headings)
+    for name in keys:
+        seen = [said["keys"][name]["clocks"] for said in cluster["servers"].values() if name in said["keys"]]
+        clocks = {worker: min((one.get(worker, 0) for one in seen), default=0) for worker in workers}
+        cells = [str(clock) for clock in clocks.values()]
+        if is_wide:
+            slowest, fastest = min(clocks, key=clocks.__getitem__), max(clocks, key=clocks.__getitem__)
+            apart = clocks[fastest] - clocks[slowest]
+            cells = [f"{slowest}: {clocks[slowest]}", f"{fastest}: {clocks[fastest]}", str(apart)]
+        table.add_row(f"[bold]{escape(name)}[/bold]", *cells)
+    return table
+
+
+def _amount(count: float) -> str:
+    for unit in _UNITS:
+        if count < 1000 or unit == _UNITS[-1]:
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}"
