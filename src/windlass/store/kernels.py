@@ -196,12 +196,10 @@ def _fold(out: Array, a: Array, op: int) -> None:
             out[i] += a[i]
     elif op == _MIN:
         for i in range(out.size):
-            x, y = out[i], a[i]
-            out[i] = x if (x < y) | (x != x) else y
+            out[i] = np.minimum(out[i], a[i])
     elif op == _MAX:
         for i in range(out.size):
-            x, y = out[i], a[i]
-            out[i] = x if (x > y) | (x != x) else y
+            out[i] = np.maximum(out[i], a[i])
     elif op == _ANY:
         for i in range(out.size):
             out[i] = (out[i] != 0) | (a[i] != 0)
