@@ -1,0 +1,234 @@
+"""Judges a history: was every pull, and the final value, what the key's consistency promises?
+
+DESIGN section 2 in terms of bits. *In* means counted once. A bit is *visible* to a pull where both the push and the
+pull cover it. For a pull after n own pushes, on every slot:
+
+    always       no bit twice, none that nobody pushed; each worker's bits form a prefix; own pushes up to n are in;
+                 what an earlier pull of the same worker saw is still in
+    Sequential   of every worker exactly the pushes up to n; of a departed one those up to n or to its *cut*, the same
+                 cut in every pull, on every slot, and not before its last acknowledged push
+    Bounded(d)   the first n - d of every live worker are in
+    not Seq.     what was acknowledged before the pull began is in
+    final        everything acknowledged is in
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from windlass.testing.history import History, KeyShape, Pulled, Pushed, WorkerLog
+from windlass.types import Array, Bounded, Sequential
+
+FINAL = "the final value"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken promise. `where` names the pull, `slot` the slot of it."""
+
+    rule: str
+    worker: str
+    key: str
+    where: str
+    slot: int
+    expected: str
+    got: str
+
+    @property
+    def reason(self) -> str:
+        return f"{self.rule}: {self.worker}, '{self.key}', {self.where}, slot {self.slot}: expected {self.expected}, got {self.got}"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    violations: tuple[Violation, ...]
+    num_pulls: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+    @property
+    def reason(self) -> str:
+        """The first few violations in words; empty when there are none."""
+        shown = [violation.reason for violation in self.violations[:5]]
+        more = len(self.violations) - len(shown)
+        return "\n".join(shown) + (f"\n... and {more} more" if more else "")
+
+
+def judge(history: History) -> Verdict:
+    """Judge every pull and the final values. Pure; safe to repeat."""
+    violations: list[Violation] = []
+    num_pulls = 0
+    for shape in history.keys.values():
+        judged = _KeyJudge(shape, history.workers)
+        for log in history.workers:
+            for number, event in enumerate(log.events, 1):
+                if isinstance(event, Pulled) and event.key == shape.name:
+                    num_pulls += 1
+                    judged.pull(log, event, number)
+        if shape.name in history.final:
+            judged.final(history.final[shape.name])
+        violations += judged.violations
+    return Verdict(tuple(violations), num_pulls)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one slot of one pull shows of one worker: the last push that is in, the first visible one that is not."""
+
+    last_in: int = 0
+    first_out: int = 1 << 60
+
+
+@dataclass(slots=True)
+class _Cut:
+    """Where a departed worker's pushes end, as far as the pulls tell, and which pull told."""
+
+    at_least: int = 0
+    at_least_by: str = "nobody"
+    below: int = 1 << 60
+    below_by: str = "nobody"
+
+
+@dataclass(slots=True)
+class _KeyJudge:
+    shape: KeyShape
+    logs: list[WorkerLog]
+    violations: list[Violation] = field(default_factory=list)
+    pushes: list[list[Pushed]] = field(init=False)
+    cuts: list[_Cut] = field(init=False)
+    floors: dict[tuple[str, int, int], int] = field(default_factory=dict)  # (puller, slot, worker) -> seen before
+
+    def __post_init__(self) -> None:
+        self.pushes = [log.pushes(self.shape.name) for log in self.logs]
+        self.cuts = [_Cut(max((p.clock for p in made if p.acked is not None), default=0), "its acknowledgement")
+                     for made in self.pushes]  # fmt: skip
+
+    # --- one pull -----------------------------------------------------------------------------------------------------
+
+    def pull(self, log: WorkerLog, pull: Pulled, number: int) -> None:
+        where = f"call {number} (pull after {pull.clock} pushes)"
+        for slot, seen in self._decode(log.name, where, pull.value, pull.lo, pull.hi, pull.responded):
+            for index, one in enumerate(seen):
+                self._order(log.name, where, slot, index, one)
+                self._monotonic(log.name, where, slot, index, one)
+                if self.logs[index] is log and one.first_out <= pull.clock:
+                    self._fail("own pushes", log.name, where, slot, f"own push {one.first_out} to be in", "it is not")
+                if isinstance(self.shape.consistency, Sequential):
+                    self._sequential(log.name, where, slot, index, one, pull)
+                else:
+                    self._arrival(log.name, where, slot, index, one, pull)
+
+    def final(self, value: Array) -> None:
+        for slot, seen in self._decode("everybody", FINAL, value, 0, self.shape.size, 1e300):
+            for index, one in enumerate(seen):
+                self._order("everybody", FINAL, slot, index, one)
+                acked = max((p.clock for p in self.pushes[index] if p.acked is not None), default=0)
+                if one.first_out <= acked:
+                    expected = f"acknowledged push {one.first_out} of {self.logs[index].name} to be in"
+                    self._fail("acknowledged", "everybody", FINAL, slot, expected, "it is not")
+                elif isinstance(self.shape.consistency, Sequential) and self.logs[index].departed is not None:
+                    self._bound_cut("everybody", FINAL, slot, index, one, 1 << 59)
+
+    def _decode(
+        self, puller: str, where: str, value: Array, lo: int, hi: int, until: float
+    ) -> list[tuple[int, list[_Seen]]]:
+        """Bits to pushes, slot by slot; what cannot be is a violation here."""
+        size = self.shape.slot_size
+        counts = value.tolist()
+        found: list[tuple[int, list[_Seen]]] = []
+        matched = 0
+        for slot in range(lo // size, -(-hi // size)) if lo < hi else ():
+            start = slot * size
+            row: list[_Seen] = []
+            for index, made in enumerate(self.pushes):
+                seen = _Seen()
+                for push in made:
+                    at = start + push.bit
+                    if not (lo <= at < hi and push.lo <= at < push.hi):
+                        continue
+                    count = counts[at - lo]
+                    if count == 0:
+                        seen.first_out = min(seen.first_out, push.clock)
+                        continue
+                    matched += 1
+                    seen.last_in = push.clock
+                    who = self.logs[index].name
+                    if count != 1:
+                        self._fail("once", puller, where, slot, f"push {push.clock} of {who} at most once", f"{count} times")
+                    if push.invoked > until:
+                        self._fail("causal", puller, where, slot, f"no push {push.clock} of {who} before it was made", "it")
+                row.append(seen)
+            found.append((slot, row))
+        nonzero = int(np.count_nonzero(value))
+        if nonzero != matched:
+            expected = f"only the {matched} elements that somebody pushed"
+            self._fail("never made", puller, where, lo // size, expected, f"{nonzero} elements that are not 0")
+        return found
+
+    # --- the rules ----------------------------------------------------------------------------------------------------
+
+    def _order(self, puller: str, where: str, slot: int, index: int, seen: _Seen) -> None:
+        if seen.first_out < seen.last_in:
+            expected = f"the pushes of {self.logs[index].name} without a gap"
+            self._fail("order", puller, where, slot, expected, f"push {seen.last_in} but not {seen.first_out}")
+
+    def _monotonic(self, puller: str, where: str, slot: int, index: int, seen: _Seen) -> None:
+        at = (puller, slot, index)
+        floor = self.floors.get(at, 0)
+        if seen.first_out <= floor:
+            expected = f"push {floor} of {self.logs[index].name}, which an earlier pull has seen"
+            self._fail("monotonic", puller, where, slot, expected, f"not even push {seen.first_out}")
+        self.floors[at] = max(floor, seen.last_in)
+
+    def _sequential(self, puller: str, where: str, slot: int, index: int, seen: _Seen, pull: Pulled) -> None:
+        who, clock, until = self.logs[index], pull.clock, pull.responded
+        expected = f"exactly the pushes of {who.name} up to {clock}"
+        if seen.last_in > clock:
+            self._fail("sequential", puller, where, slot, expected, f"push {seen.last_in}")
+        elif who.departed is not None:
+            self._bound_cut(puller, where, slot, index, seen, clock)
+        elif seen.first_out <= clock:
+            self._fail("sequential", puller, where, slot, expected, f"no push {seen.first_out}")
+        elif self._made(index, until) < clock:  # nothing marks a push that was never made
+            self._fail("sequential", puller, where, slot, expected, f"an answer when it had made {self._made(index, until)}")
+
+    def _bound_cut(self, puller: str, where: str, slot: int, index: int, seen: _Seen, clock: int) -> None:
+        """The last push of a departed worker counts everywhere or nowhere: all pulls must agree on one cut."""
+        cut, told = self.cuts[index], f"{puller}, {where}, slot {slot}"
+        if seen.last_in > cut.at_least:
+            cut.at_least, cut.at_least_by = seen.last_in, told
+        if seen.first_out <= clock and seen.first_out < cut.below:
+            cut.below, cut.below_by = seen.first_out, told
+        if cut.at_least >= cut.below:
+            expected = f"push {cut.below} of departed {self.logs[index].name} everywhere or nowhere"
+            got = f"push {cut.at_least} is in by {cut.at_least_by}, push {cut.below} is out by {cut.below_by}"
+            self._fail("departed", puller, where, slot, expected, got)
+            self.cuts[index] = _Cut()
+
+    def _arrival(self, puller: str, where: str, slot: int, index: int, seen: _Seen, pull: Pulled) -> None:
+        who, policy = self.logs[index], self.shape.consistency
+        is_live = who.departed is None or who.departed > pull.responded
+        has_entered = who.entered.get(pull.key, 0.0) < pull.invoked
+        if isinstance(policy, Bounded) and is_live and has_entered:
+            needed = pull.clock - policy.delay
+            missing = min(seen.first_out, self._made(index, pull.responded) + 1)
+            if missing <= needed:
+                expected = f"the first {needed} pushes of {who.name}, delay is {policy.delay}"
+                self._fail("bounded", puller, where, slot, expected, f"no push {missing}")
+        for push in self.pushes[index]:
+            if push.clock >= seen.first_out and push.acked is not None and push.acked < pull.invoked:
+                expected = f"push {push.clock} of {who.name}, acknowledged before the pull began"
+                self._fail("acknowledged", puller, where, slot, expected, f"no push {seen.first_out}")
+                break
+
+    def _made(self, index: int, until: float) -> int:
+        """The clock that this worker had reached by then."""
+        made = (push.clock for push in reversed(self.pushes[index]) if push.invoked <= until)
+        return next(made, self.logs[index].since.get(self.shape.name, 0))
+
+    def _fail(self, rule: str, worker: str, where: str, slot: int, expected: str, got: str) -> None:
+        self.violations.append(Violation(rule, worker, self.shape.name, where, slot, expected, got))

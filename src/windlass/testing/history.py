@@ -1,0 +1,90 @@
+"""What happened in a run: who pushed and pulled what, and when. Plain data, made by the explorer and by real workers.
+
+Every push is a *bit* of its own: one number per slot, the same in each, that no other push touches. A key is an array
+of int64 with `update="add"`, so an element of a pulled value says how often that push is in that slot.
+
+    slot 0                slot 1                ...
+    | bit 0 | bit 1 | ... | bit 0 | bit 1 | ... |       element = slot * slot_size + bit
+
+A push of a range leaves a mark only on the elements inside it; it is a push all the same, and counts as one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from windlass.types import Array, Consistency
+
+
+@dataclass(frozen=True, slots=True)
+class KeyShape:
+    """A key made for judging. `slot_size` is the number of bits, that is of pushes, there is room for."""
+
+    name: str
+    consistency: Consistency
+    slot_size: int
+    num_slots: int
+
+    @property
+    def size(self) -> int:
+        return self.slot_size * self.num_slots
+
+    def mark(self, bit: int) -> Array:
+        """The value that a push of this bit contributes."""
+        value = np.zeros(self.size, np.int64)
+        value[bit :: self.slot_size] = 1
+        return value
+
+
+@dataclass(slots=True)
+class Pushed:
+    """One push. `clock` is its number on the key, counted from where its worker started. Stamps are of one clock that
+    all workers share; `acked` is None while nobody was told that it is applied."""
+
+    key: str
+    clock: int
+    bit: int
+    lo: int
+    hi: int
+    invoked: float
+    acked: float | None = None
+
+
+@dataclass(slots=True)
+class Pulled:
+    """One pull that was answered: elements lo to hi, asked for after `clock` own pushes (deemed ones included)."""
+
+    key: str
+    clock: int
+    lo: int
+    hi: int
+    value: Array
+    invoked: float
+    responded: float
+
+
+@dataclass(slots=True)
+class WorkerLog:
+    """One worker's calls, in program order. `since` is the clock it started at on each key and `entered` when it was
+    told so, for one that joined later; both are 0 for those who were there from the start. `departed` is the earliest
+    moment at which anybody could take it for dead."""
+
+    name: str
+    events: list[Pushed | Pulled] = field(default_factory=list)
+    since: dict[str, int] = field(default_factory=dict)
+    entered: dict[str, float] = field(default_factory=dict)
+    departed: float | None = None
+
+    def pushes(self, key: str) -> list[Pushed]:
+        return [event for event in self.events if isinstance(event, Pushed) and event.key == key]
+
+
+@dataclass(slots=True)
+class History:
+    """A whole run. `final` is each key's value when everything had come to rest."""
+
+    keys: dict[str, KeyShape]
+    workers: list[WorkerLog]
+    final: dict[str, Array] = field(default_factory=dict)

@@ -1,0 +1,228 @@
+"""What a worker does in an explored run: declares its keys, then pushes and pulls at random, and writes its log.
+
+A program is a generator. It yields a condition when it must wait, as the caller of a blocking call would; the explorer
+goes on with it some time after the condition has come true.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from windlass._wire import messages as m
+from windlass.errors import WindlassError
+from windlass.store.reduce import reducer_rule
+from windlass.store.update import updater_rule
+from windlass.testing.history import KeyShape, Pulled, Pushed, WorkerLog
+from windlass.testing.network import PoisonedHeap
+from windlass.types import MANAGER, Array, Block, Bytes, Incarnation, KeySpec
+from windlass.worker.entry import Entry, Landing
+from windlass.worker.ops import KeyInfo, Op, Request
+from windlass.worker.split import split
+
+Condition = Callable[[], bool]
+SUM, ADD = reducer_rule("sum"), updater_rule("add")
+
+
+class Gone(Exception):
+    """The cluster told this worker that its calls have no future."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What every worker of a run does: `clock` pushes on each key, with pulls between them. All push in the same
+    order of keys (`order`, by number), as workers that wait for each other must."""
+
+    keys: list[KeyShape]
+    order: list[int]
+    clock: int
+    num_seats: int  # workers that may ever be there, joiners included
+    ranges: float  # how often a call is on a range
+    waits: float  # how often a call is waited for at once
+
+
+@dataclass(slots=True)
+class _Edge:
+    """The part of a hub that cutting an array into messages needs."""
+
+    memory: PoisonedHeap
+    is_shared: bool
+
+    def shares_memory_with(self, peer: Incarnation) -> bool:
+        return self.is_shared
+
+    def contiguous(self, arrays: Sequence[Bytes]) -> None:
+        return None
+
+
+@dataclass(slots=True)
+class Program:
+    """One worker's calls. `submit` hands work to its state machine; `now` stamps the log."""
+
+    plan: Plan
+    seat: int
+    log: WorkerLog
+    rng: random.Random
+    submit: Callable[[Op | Request], None]
+    now: Callable[[], float]
+    rank: Callable[[], int]
+    is_shared: bool
+    is_joiner: bool = False
+    is_ready: bool = False
+    memory: PoisonedHeap = field(default_factory=PoisonedHeap)
+    under_way: int = 0
+    error: WindlassError | None = None
+
+    def run(self) -> Iterator[Condition]:
+        try:
+            entries = []
+            for shape in self.plan.keys:
+                entries.append((yield from self._open(shape)))
+            self.is_ready = True
+            yield from self._play(list(zip(self.plan.keys, entries, strict=True)))
+        except Gone:
+            return
+
+    # --- declaring ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, peer: Incarnation, make: Callable[[int], m.AnyMessage], data: tuple[Block, ...] = ()) -> Any:
+        answers: list[Any] = []
+
+        def finish(answer: Any, buffers: tuple[Bytes, ...], error: WindlassError | None) -> None:
+            self.error = self.error or error
+            answers.append(answer)
+
+        self.submit(Request(peer, make, finish, data))
+        yield lambda: bool(answers)
+        self._check()
+        return answers[0]
+
+    def _open(self, shape: KeyShape) -> Any:
+        """As Store.create, step by step."""
+        spec = KeySpec(
+            name=shape.name, shape=(shape.size,), dtype="int64", reduce=SUM, update=ADD,
+            consistency=shape.consistency, chunk_bytes=shape.slot_size * 8,
+        )  # fmt: skip
+        declared = yield from self._ask(MANAGER, lambda n: m.Declare(request=n, spec=spec))
+        key = KeyInfo(declared.key, declared.spec, declared.slots)
+        entry = Entry(key, "numpy", _Edge(self.memory, self.is_shared))  # type: ignore[arg-type]
+        if self.rank() == 0:
+            first = np.zeros(shape.size, np.int64)
+            for server in sorted(key.whole, key=lambda server: server == key.keeper):
+                parts, owned = entry.parts(first, 0, {server: key.whole[server]}, may_borrow=True)
+                for pieces, blocks in parts[server]:
+                    yield from self._ask(server, self._init(key, pieces), blocks)
+                for block in owned:
+                    self.memory.free(block)
+        attached = yield from self._ask(key.keeper, lambda n: m.Attach(request=n, key=key.id))
+        key.clock = key.since = int(attached.detail)
+        self.log.since[shape.name] = key.since
+        if self.is_joiner:
+            self.log.entered[shape.name] = self.now()
+        return entry
+
+    def _init(self, key: KeyInfo, pieces: tuple[m.Piece, ...]) -> Callable[[int], m.AnyMessage]:
+        return lambda n: m.Init(request=n, key=key.id, pieces=pieces)
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise Gone
+
+    # --- pushing and pulling ------------------------------------------------------------------------------------------
+
+    def _play(self, keys: list[tuple[KeyShape, Entry]]) -> Iterator[Condition]:
+        rng = self.rng
+        issued = [0] * len(keys)
+        for number in self.plan.order:
+            shape, entry = keys[number]
+            issued[number] += 1
+            if issued[number] <= entry.key.since:
+                continue  # deemed made: the worker joined later
+            kind = rng.random()
+            done = self._push(shape, entry, issued[number], pulls=kind < 0.4)
+            yield from self._maybe(done)
+            if kind > 0.5:
+                other = rng.randrange(len(keys))
+                shape, entry = keys[other]
+                clock = max(issued[other], entry.key.since)
+                yield from self._maybe(self._pull(shape, entry, clock, self._range(shape)))
+        for shape, entry in keys:
+            self._pull(shape, entry, self.plan.clock, (0, shape.size))
+        yield lambda: self.under_way == 0
+        self._check()
+
+    def _maybe(self, done: Condition) -> Iterator[Condition]:
+        """Wait for a call, or leave it under way."""
+        yield done if self.rng.random() < self.plan.waits else lambda: True
+        self._check()
+
+    def _range(self, shape: KeyShape) -> tuple[int, int]:
+        if self.rng.random() >= self.plan.ranges:
+            return 0, shape.size
+        lo, hi = sorted((self.rng.randint(0, shape.size), self.rng.randint(0, shape.size)))
+        return lo, hi
+
+    def _push(self, shape: KeyShape, entry: Entry, clock: int, *, pulls: bool) -> Condition:
+        lo, hi = self._range(shape)
+        bit = self.seat * self.plan.clock + clock - 1
+        pieces = split(entry.key, lo, hi)
+        parts, owned = entry.parts(shape.mark(bit)[lo:hi], lo, pieces, may_borrow=False)
+        pushed = Pushed(shape.name, clock, bit, lo, hi, self.now())
+        self.log.events.append(pushed)
+
+        def acked() -> None:
+            pushed.acked = self.now()
+            for block in owned:
+                self.memory.free(block)
+
+        if not pulls:
+            return self._start(Op(entry.key, parts, None, None, self._finish(acked)))
+        return self._pull(shape, entry, clock, (lo, hi), parts, acked)
+
+    def _pull(
+        self, shape: KeyShape, entry: Entry, clock: int, range: tuple[int, int], parts: Any = None, also: Any = None
+    ) -> Condition:
+        lo, hi = range
+        flat: Array = np.full(hi - lo, -1, np.int64)
+        landing = Landing(entry, lo, flat)
+        pulled = Pulled(shape.name, clock, lo, hi, flat, self.now(), 0.0)
+        at = len(self.log.events)
+        self.log.events.append(pulled)
+
+        def here() -> None:
+            pulled.responded = self.now()
+            if also is not None:
+                also()
+
+        def lost() -> None:
+            self.log.events[at] = Pulled(shape.name, clock, lo, lo, flat[:0], pulled.invoked, self.now())
+
+        return self._start(Op(entry.key, parts, split(entry.key, lo, hi), landing.deliver, self._finish(here, lost)))
+
+    def _finish(self, good: Callable[[], None], bad: Callable[[], None] = lambda: None) -> Any:
+        def finish(error: WindlassError | None) -> None:
+            self.under_way -= 1
+            self.error = self.error or error
+            if error is None:
+                good()
+            else:
+                bad()
+
+        return finish
+
+    def _start(self, op: Op) -> Condition:
+        self.under_way += 1
+        done: list[bool] = []
+        inner = op.finish
+
+        def finish(error: WindlassError | None) -> None:
+            inner(error)
+            done.append(True)
+
+        op.finish = finish
+        self.submit(op)
+        return lambda: bool(done)

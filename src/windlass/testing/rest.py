@@ -1,0 +1,80 @@
+"""What must hold when an explored run has come to rest: nobody waits, nothing is kept that nobody needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from windlass.types import Array, KeyId
+
+if TYPE_CHECKING:
+    from windlass.testing.explorer import World
+
+
+def at_rest(world: World) -> str:
+    """What is left over, in words; empty when nothing is."""
+    left: list[str] = []
+    for me, worker in world.workers.items():
+        if me in world.net.dead:
+            continue
+        name, state = worker.log.name, worker.state
+        for op in state.ops.values():
+            verb = "pull" if op.push is None else "push"
+            whom = ", ".join(world.name(peer) for peer in sorted(op.waits_for()))
+            left.append(f"stuck: {name}: {verb} {op.clock} of '{op.key.spec.name}' waits for {whom}{_why(world, me, op.key.id)}")
+        for request in state.requests.values():
+            left.append(f"stuck: {name}: {type(request.make(0)).__name__} to {world.name(request.peer)} has no answer")
+        if not worker.is_over and not left:
+            left.append(f"stuck: {name}: its program waits, though nothing is under way")
+        if worker.log.departed is None and worker.program.memory.live:
+            left.append(f"leak: {name} keeps {len(worker.program.memory.live)} blocks of finished pushes")
+    for server in world.servers.values():
+        left += _left_on(world, server)
+    return "\n".join(left[:8])
+
+
+def _left_on(world: World, server: object) -> list[str]:
+    from windlass.server.state import ServerState
+
+    assert isinstance(server, ServerState)
+    left: list[str] = []
+    name = world.name(server.me)
+    num_slots = 0
+    for key in server.keys.values():
+        num_slots += len(key.slots)
+        for slot in key.slots.values():
+            for waiting in slot.waiting:
+                worker = world.workers.get(waiting.peer)
+                if worker is not None and worker.log.departed is None:
+                    left.append(f"stuck: {name}: a pull of {worker.log.name} on '{key.spec.name}' is not answered")
+    num_blocks = len(world.heaps[server.me].live)
+    if not len(server._pins) and num_blocks != num_slots:
+        left.append(f"leak: {name} keeps {num_blocks} blocks for {num_slots} slots")
+    return left
+
+
+def _why(world: World, me: object, key: KeyId) -> str:
+    told = [
+        f"{world.name(server.me)} says {server.keys[key].explain(me)}"  # type: ignore[arg-type]
+        for server in world.servers.values() if key in server.keys
+    ]  # fmt: skip
+    return f" ({'; '.join(told)})" if told else ""
+
+
+def final_values(world: World) -> dict[str, Array]:
+    """Each key as its servers hold it now; a key that nobody got to declare is left out."""
+    values: dict[str, Array] = {}
+    for shape in world.plan.keys:
+        value = np.zeros(shape.size, np.int64)
+        is_there = False
+        for server in world.servers.values():
+            for key in server.keys.values():
+                if key.spec.name == shape.name:
+                    is_there = True
+                    for number, slot in key.slots.items():
+                        lo = number * shape.slot_size
+                        value[lo : lo + slot.dense.size] = slot.dense.block.array.view(np.int64)
+        if is_there:
+            values[shape.name] = value
+    return values
