@@ -156,6 +156,7 @@ class SocketHub:
         self._doors.close()
         self._links.clear()
         self._events.clear()
+        self.memory.close()
         self._epoll.close()
         os.close(self._wake_fd)
 

@@ -36,6 +36,7 @@ class Arena:
         self._run: tuple[int, Bytes, int, int] | None = None  # the run being packed: number, memory, offset, how far
         self._free: dict[int, list[tuple[Bytes, int, int]]] = {}
         self._live: dict[tuple[int, int], Bytes] = {}
+        self._is_closed = False
         self.retired: deque[int] = deque()
         """Numbers of dedicated segments that were dropped, for the hub to tell its peers."""
 
@@ -52,7 +53,7 @@ class Arena:
         Nobody may read it any more. Raises UsageError for a block that is not allocated here."""
         memory = self._live.pop((block.segment, block.offset), None)
         if memory is None:
-            if block.segment in self._segments and block.offset == 0:
+            if self._is_closed or (block.segment in self._segments and block.offset == 0):
                 return
             raise UsageError(f"expected a block of this arena, got segment {block.segment} offset {block.offset}")
         self._free.setdefault(memory.nbytes, []).append((memory, block.segment, block.offset))
@@ -63,6 +64,14 @@ class Arena:
         number, mapping = self._new_segment(max(1, nbytes))
         weakref.finalize(mapping, self.retired.append, number).atexit = False
         return Block(mapping.array()[:nbytes], number, 0)
+
+    def close(self) -> None:
+        """Let go of everything: memory goes back to the system when the last array over it is dropped. Blocks that
+        are freed later are left alone. Safe to repeat."""
+        self._is_closed = True
+        self._room = self._run = None
+        for held in (self._own, self._free, self._live):
+            held.clear()
 
     def segment(self, number: int) -> Mapping | None:
         """The segment of this number, if it is this arena's and still alive."""
