@@ -73,7 +73,7 @@ def test_an_exception_that_cannot_be_pickled_arrives_as_text():
 
         raise Local("strange")
 
-    with wl.Cluster(workers=1) as cluster, pytest.raises(wl.ClusterError, match=r"worker-0 .*strange"):
+    with wl.Cluster(workers=1) as cluster, pytest.raises(wl.ClusterError, match=r"(?s)worker-0 .*strange"):
         cluster.run(work)
 
 
@@ -142,11 +142,11 @@ def test_nothing_is_left_two_seconds_after_the_driver_is_interrupted_or_killed(s
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
     assert driver.stdout is not None
-    assert driver.stdout.readline() == b"up\n"
-    processes = psutil.Process(driver.pid).children(recursive=True)
-    assert len(processes) >= 5
-    driver.send_signal(signum)
     try:
+        assert driver.stdout.readline() == b"up\n"
+        processes = psutil.Process(driver.pid).children(recursive=True)
+        assert len(processes) >= 5
+        driver.send_signal(signum)
         assert gone_within(processes, 2)
         driver.wait(2)
     finally:

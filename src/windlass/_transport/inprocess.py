@@ -43,6 +43,7 @@ class InProcessHub:
         self._inbox: deque[HubEvent] = deque()
         self._ready = threading.Event()
         self._linked: set[Incarnation] = set()
+        self._told: set[Incarnation] = set()  # links whose LinkUp was handed over: only these can be sent on
         self._is_closed = False
 
     @property
@@ -67,7 +68,7 @@ class InProcessHub:
         other._deliver(LinkUp(self.me))
 
     def send(self, send: Send) -> None:
-        if send.peer in self._linked:
+        if send.peer in self._linked and send.peer in self._told:
             other = self._network.hubs.get(send.peer)
             if other is not None:
                 other._deliver(Received(self.me, send.message, tuple(block.array for block in send.data), True))
@@ -83,10 +84,15 @@ class InProcessHub:
                 time.sleep(min(timeout, 0.01))
         elif not self._inbox:
             self._ready.wait(timeout)
-        if self._on_idle is None:
             self._ready.clear()
         events: list[HubEvent] = []
         while self._inbox:
+            event = self._inbox[0]
+            if isinstance(event, LinkUp | LinkDown):  # alone, so that nothing is sent on a link before it is known
+                if events:
+                    break
+                (self._told.add if isinstance(event, LinkUp) else self._told.discard)(event.peer)
+                return [self._inbox.popleft()]
             events.append(self._inbox.popleft())
         return events
 
@@ -107,9 +113,11 @@ class InProcessHub:
             return
         other = self._network.hubs.get(peer)
         self._linked.discard(peer)
+        self._told.discard(peer)
         self._deliver(LinkDown(peer, reason))
         if other is not None:
             other._linked.discard(self.me)
+            other._told.discard(self.me)
             other._deliver(LinkDown(self.me, reason))
 
     def wake(self) -> None:

@@ -140,10 +140,12 @@ class Commit(Message, frozen=True):
 
 class Attach(Message, frozen=True):
     """Worker to keeper: I begin to use this key; at which clock do I start? Done's detail is the clock. The answer
-    waits for the first value, so that no push can come before it."""
+    waits for the first value, so that no push can come before it. Then to the key's other servers, with that clock:
+    count me from here on."""
 
     request: int
     key: KeyId
+    clock: int = -1
 
 
 class Push(Message, frozen=True):

@@ -146,9 +146,10 @@ class Crew:
         waiting = sorted(name for name in self._running if name in (nodes or ()))
         if generation != 0 or not waiting:
             return False
-        gone, verb = ", ".join(sorted(self._unconnected)), "waits" if len(waiting) == 1 else "wait"
+        gone, here = ", ".join(sorted(self._unconnected)), ", ".join(waiting)
+        verb = "waits" if len(waiting) == 1 else "wait"
         self._output.say(
-            f"{gone} exited before it connected, and {', '.join(waiting)} {verb} for it in connect(); stopping the run: "
+            f"{gone} exited before it connected, and {here} {verb} for it in connect(); stopping the run: "
             "every worker has to call wl.connect()",
             is_error=True,
         )

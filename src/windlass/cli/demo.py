@@ -68,6 +68,7 @@ def demo(*, servers: int, workers: int, transport: str, problem: Problem) -> Non
             results = [_fit_one(cluster, name, problem, begin(name)) for name in POLICIES]
     console.print()
     console.print(_table(results))
+    console.print()
     console.print(
         f"Workers pause at random (mean {problem.pause_seconds * 1e3:g} ms a step). A sequential pull waits for all of "
         "them; a bounded one is at most 2 steps of any worker behind; an eventual one never waits. The noise in "
@@ -160,7 +161,7 @@ def _plain_report(console: Console, name: str) -> Report:
 
 
 def _table(results: list[Result]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("consistency")
     for heading in ("seconds", "steps/s", "final loss", "distance", "staleness"):
         table.add_column(heading, justify="right")

@@ -23,10 +23,10 @@ def show(console: Console, cluster: dict[str, Any]) -> None:
     console.print(f"[bold]Cluster of {who}[/bold]{command}", soft_wrap=True)
     if cluster["generation"]:
         console.print(f"generation {cluster['generation']}{_missing(cluster)}")
-        console.print(_nodes(cluster))
+        console.print(_nodes(cluster), "", sep="\n")
         keys = {name: key for name, key in cluster["keys"].items() if not name.startswith("windlass/")}
         if keys:
-            console.print(_keys(cluster, keys))
+            console.print(_keys(cluster, keys), "", sep="\n")
             console.print(_clocks(cluster, keys))
         else:
             console.print("[dim]No keys yet.[/dim]")
@@ -47,7 +47,7 @@ def _missing(cluster: dict[str, Any]) -> str:
 
 
 def _table(*headings: str, right: tuple[str, ...] = ()) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in headings:
         table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
     return table

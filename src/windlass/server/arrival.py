@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from windlass._wire import messages as m
-from windlass._wire.effects import Effect, Send
+from windlass._wire.effects import Effect
 from windlass.consistency import Admission
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.key import Apply, End, HeldKey, HeldSlot, Members
@@ -40,23 +40,14 @@ class ArrivalKey(HeldKey):
         if len(seen) == push.parts:
             del self._seen[peer]
             self.clocks.received[peer] = push.clock
-            units.append(End(which, () if push.pull else (peer,)))
+            units.append(End(which, (peer,), () if push.pull else (peer,)))
         return self.queue(units)
 
     def applied(self, slot: HeldSlot, unit: Apply) -> None:
         pass  # a pull speaks of whole pushes, so it waits for End
 
-    def end(self, end: End) -> list[Effect]:
-        peer, clock = end.push
-        if peer in self.clocks.applied:  # it may have left meanwhile
-            self.clocks.applied[peer] = clock
+    def ended(self, clock: int) -> None:
         self.version += 1
-        effects: list[Effect] = []
-        for slot in self.slots.values():
-            if slot.waiting:
-                effects += self._refuse_riders(slot, end.push) if self._errors else self.answer_waiting(slot)
-        error = self._errors.pop(end.push, "")
-        return effects + [Send(who, m.Ack(key=self.id, clock=clock, error=error)) for who in end.acks]
 
     def on_members(self) -> list[Effect]:
         effects: list[Effect] = []

@@ -25,6 +25,9 @@ COPIED_BYTES = 16 * 1024
 """A reply up to this size is copied into its frame; a larger one is pinned and sent from where it lies."""
 
 
+MAX_REFUSED = 64
+
+
 @dataclass(slots=True)
 class Members:
     """The workers of the current generation, and the rank of everyone seen so far (the departed included)."""
@@ -74,9 +77,11 @@ class Apply:
 
 @dataclass(slots=True)
 class End:
-    """Unit of work: the round, or the push of `push[0]`, is applied to every slot here; tell those who asked."""
+    """Unit of work: the round, or the push of `push[0]`, is applied to every slot here. Only now does it count as
+    applied for its `members`: an acknowledgement gives the pusher its memory back. `acks` are those who want one."""
 
     push: tuple[Incarnation, int]
+    members: tuple[Incarnation, ...]
     acks: tuple[Incarnation, ...]
 
 
@@ -103,7 +108,8 @@ class HeldKey(ABC):
         self.members = members
         self._pins = pins
         self._backlog = 0  # units handed out as Later and not done
-        self._errors: dict[tuple[Incarnation, int], str] = {}
+        self._errors: dict[tuple[Incarnation, int], str] = {}  # of pushes or rounds that have not ended
+        self._refused: dict[int, str] = {}  # of the latest that ended so, by clock, to be told again
         self._attaching: list[tuple[Incarnation, int]] = []
         self._writes: dict[Incarnation, list[tuple[m.Piece, Bytes]]] = {}
         for who in members.live:
@@ -126,7 +132,10 @@ class HeldKey(ABC):
                 effects += self.answer_waiting(slot)
         return effects + self._answer_attaching()
 
-    def attach(self, peer: Incarnation, request: int) -> list[Effect]:
+    def attach(self, peer: Incarnation, request: int, clock: int) -> list[Effect]:
+        if clock >= 0:  # the keeper has named it
+            self.clocks.start(peer, clock)
+            return [Send(peer, m.Done(request=request, detail=clock))]
         self._attaching.append((peer, request))
         return self._answer_attaching()
 
@@ -172,7 +181,7 @@ class HeldKey(ABC):
         if push.pull:
             return self.pull(peer, m.Pull(pull=push.pull, key=self.id, clock=push.clock, pieces=push.pieces))
         if push.clock <= self.clocks.applied[peer]:
-            return [Send(peer, m.Ack(key=self.id, clock=push.clock))]
+            return [Send(peer, m.Ack(key=self.id, clock=push.clock, error=self._refused.get(push.clock, "")))]
         return []  # here but not applied yet: its ack comes with the others
 
     @abstractmethod
@@ -339,9 +348,27 @@ class HeldKey(ABC):
     def applied(self, slot: HeldSlot, unit: Apply) -> None:
         """This slot has taken the unit."""
 
-    @abstractmethod
     def end(self, end: End) -> list[Effect]:
-        """Everything of a push or round is applied here."""
+        """Everything of a push or round is applied here: count it, and tell those who asked."""
+        clock = end.push[1]
+        for who in end.members:
+            if who in self.clocks.applied:  # it may have left meanwhile
+                self.clocks.applied[who] = clock
+        self.ended(clock)
+        effects: list[Effect] = []
+        for slot in self.slots.values():
+            if slot.waiting:
+                effects += self._refuse_riders(slot, end.push) if self._errors else self.answer_waiting(slot)
+        error = self._errors.pop(end.push, "")
+        if error:
+            self._refused[clock] = error
+            if len(self._refused) > MAX_REFUSED:
+                del self._refused[min(self._refused)]
+        return effects + [Send(who, m.Ack(key=self.id, clock=clock, error=error)) for who in end.acks]
+
+    @abstractmethod
+    def ended(self, clock: int) -> None:
+        """A push or round has ended: the version moves."""
 
     def _refuse_riders(self, slot: HeldSlot, push: tuple[Incarnation, int]) -> list[Effect]:
         """Tell the pulls that ride on a refused push why; answer the others."""

@@ -110,11 +110,9 @@ class SequentialKey(HeldKey):
         effects = self.queue(
             [
                 *(Apply(number, pieces, len(made), hyper, push) for number, pieces in by_slot.items()),
-                End(push, tuple(who for who, one in made.items() if one.wants_ack)),
+                End(push, tuple(made), tuple(who for who, one in made.items() if one.wants_ack)),
             ]
         )
-        for who in made:
-            self.clocks.applied[who] = round
         if self.is_round_ready():
             effects.append(Later((self.id, Advance())))
         return effects
@@ -122,11 +120,8 @@ class SequentialKey(HeldKey):
     def applied(self, slot: HeldSlot, unit: Apply) -> None:
         slot.rounds = unit.push[1]
 
-    def end(self, end: End) -> list[Effect]:
-        round = end.push[1]
-        self.version = round
-        error = self._errors.pop(end.push, "")
-        return [Send(who, m.Ack(key=self.id, clock=round, error=error)) for who in end.acks]
+    def ended(self, clock: int) -> None:
+        self.version = clock
 
     def dissolve(self) -> list[Effect]:
         gone = f"'{self.spec.name}' was deleted"

@@ -23,6 +23,9 @@ from windlass.store.update import resolve_updater
 from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation, KeyId, Memory, Node, Role, Sequential
 
 
+MAX_EARLY_MESSAGES = 256
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """`join` is how this node presents itself to the manager. `local` holds reducers and updaters of this process
@@ -46,10 +49,13 @@ class ServerState:
         self._memory = memory
         self._pins = Pins(memory)
         self._linked: set[Incarnation] = set()
+        self._early: dict[Incarnation, list[Received]] = {}
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, Received):
             message = event.message
+            if event.peer not in self.members.live and isinstance(message, m.Push | m.Pull | m.Attach):
+                return self._on_stranger(event)
             if isinstance(message, m.Push):
                 return self._on_push(event.peer, message, event.data)
             return self._on_message(event, message)
@@ -70,8 +76,6 @@ class ServerState:
     # --- the data path ----------------------------------------------------------------------------------------------
 
     def _on_push(self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...]) -> list[Effect]:
-        if peer not in self.members.live:
-            return [Recycle(data), Log("warning", f"refused a push of incarnation {peer}: not in this generation")]
         key = self.keys.get(push.key)
         if key is None:
             gone = "the key was deleted"
@@ -86,6 +90,16 @@ class ServerState:
         if problem:
             return [Recycle(data), Log("error", f"refused a push of {self.members.name(peer)}: {problem}")]
         return key.push(peer, push, data)
+
+    def _on_stranger(self, event: Received) -> list[Effect]:
+        """Somebody outside the generation. One who has left it is refused, never acknowledged. One never seen may
+        have heard of its generation before we did: its messages are kept until we do."""
+        early = self._early.setdefault(event.peer, [])
+        if event.peer in self.members.ranks or len(early) >= MAX_EARLY_MESSAGES:
+            what = type(event.message).__name__
+            return [Recycle(event.data), Log("warning", f"refused {what} of {event.peer}: not in this generation")]
+        early.append(event)
+        return []
 
     def _on_message(self, event: Received, message: m.AnyMessage) -> list[Effect]:
         peer = event.peer
@@ -132,7 +146,7 @@ class ServerState:
             case m.Read() | m.Commit():
                 return key.order(message, peer)
             case m.Attach():
-                return key.attach(peer, message.request)
+                return key.attach(peer, message.request, message.clock)
             case m.Init():
                 return [*key.init(message.pieces, data), Send(peer, m.Done(request=message.request))]
             case m.Write():
@@ -190,6 +204,7 @@ class ServerState:
         if self.me not in self.nodes:
             return [Stop(f"this server is not in generation {generation}: {membership.reason}")]
         workers = [node for node in membership.nodes if node.role is Role.WORKER]
+        departed = [who for who in self.members.live if who not in self.nodes]
         self.members.live = {node.incarnation: node.name for node in workers}
         self.members.ranks |= {node.incarnation: node.rank for node in workers}
         effects: list[Effect] = []
@@ -198,7 +213,12 @@ class ServerState:
             if is_server and node.incarnation not in self._linked:
                 effects.append(Dial(node.incarnation, node.addresses))
         for key in self.keys.values():
+            for who in departed:
+                key.drop_reader(who)
             effects += key.on_members()
+        for who in [who for who in self._early if who in self.members.live]:
+            for event in self._early.pop(who):
+                effects += self.handle(event, 0.0)
         return effects
 
     def _on_link_up(self, peer: Incarnation) -> list[Effect]:
@@ -215,6 +235,7 @@ class ServerState:
 
     def _on_link_down(self, peer: Incarnation) -> list[Effect]:
         self._linked.discard(peer)
+        self._early.pop(peer, None)
         self._pins.release_all(peer)
         for key in self.keys.values():
             key.drop_reader(peer)

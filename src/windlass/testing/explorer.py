@@ -143,7 +143,11 @@ class World:
         me = Incarnation(FIRST_WORKER + seat)
         rank = -1 if is_joiner else seat
         join = m.Join(role=Role.WORKER, pid=int(me), addresses=(), rank=rank)
-        worker = _Worker(WorkerState(me, join, ()), WorkerLog(f"worker-{seat}"))
+        log = WorkerLog(f"worker-{seat}")
+        if is_joiner:  # nobody may wait for it on a key, nor expect pushes of it, before it is told where it starts
+            log.since = {shape.name: self.plan.clock for shape in self.plan.keys}
+            log.entered = {shape.name: float(MAX_STEPS) for shape in self.plan.keys}
+        worker = _Worker(WorkerState(me, join, ()), log)
         worker.program = Program(
             self.plan, seat, worker.log, random.Random(self.rng.random()),
             submit=lambda work: self._submit(me, work), now=lambda: float(self.now),

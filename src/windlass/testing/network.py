@@ -1,8 +1,8 @@
 """A virtual network: every message waits in the queue of its link until the explorer lets it arrive.
 
 A link is two queues, one each way, FIFO like a connection. *Breaking* a link loses a suffix of what is under way each
-way and tells both ends, in order with what was not lost; a dial opens it again. As with real hubs, what a node sends
-goes out on the link that is open *now*, even if that node has not yet been told of the change.
+way and tells both ends, in order with what was not lost; a dial opens it again. As `Hub` promises, what a node sends
+before it was told that a link is up, or after the link went down, is dropped without a word.
 
 Memory is either shared (a message carries the sender's own arrays, as shared memory does) or copied (as TCP does).
 Both ways, memory that nobody may read any more is poisoned, so that reading it shows up as absurd counts.
@@ -81,6 +81,7 @@ class Network:
     boxes: dict[tuple[Incarnation, str], Box] = field(default_factory=dict)
     links: dict[tuple[Incarnation, Incarnation], Box] = field(default_factory=dict)  # (from, to)
     open: set[tuple[Incarnation, Incarnation]] = field(default_factory=set)  # both directions are in it
+    told: set[tuple[Incarnation, Incarnation]] = field(default_factory=set)  # (who, of the open link to whom)
     dead: set[Incarnation] = field(default_factory=set)
 
     # --- boxes --------------------------------------------------------------------------------------------------------
@@ -101,7 +102,13 @@ class Network:
         event = box.events.popleft()
         if not box.events:
             self._idle(box)
+        if isinstance(event, LinkUp) and (box.node, event.peer) in self.open and not self._ends(box):
+            self.told.add((box.node, event.peer))
         return event
+
+    def _ends(self, box: Box) -> bool:
+        """Whether the link that this box just reported is known to be down again: a later one is not yet told of."""
+        return any(isinstance(event, LinkDown) for event in box.events)
 
     def _idle(self, box: Box) -> None:
         last = self.busy.pop()
@@ -137,6 +144,7 @@ class Network:
         if (one, other) not in self.open:
             return
         self.open -= {(one, other), (other, one)}
+        self.told -= {(one, other), (other, one)}
         for sender, receiver in ((one, other), (other, one)):
             box = self._link(sender, receiver)
             under_way = 0
@@ -165,7 +173,7 @@ class Network:
 
     def send(self, sender: Incarnation, send: Send) -> bool:
         """Queue a message; False when no link is open and it is dropped."""
-        if (sender, send.peer) not in self.open:
+        if (sender, send.peer) not in self.told:
             return False
         if self.is_shared:
             data: Sequence[Bytes] = [block.array for block in send.data]

@@ -120,6 +120,9 @@ class Program:
                     self.memory.free(block)
         attached = yield from self._ask(key.keeper, lambda n: m.Attach(request=n, key=key.id))
         key.clock = key.since = int(attached.detail)
+        for server in key.whole:
+            if server != key.keeper:
+                yield from self._ask(server, lambda n: m.Attach(request=n, key=key.id, clock=key.since))
         self.log.since[shape.name] = key.since
         if self.is_joiner:
             self.log.entered[shape.name] = self.now()

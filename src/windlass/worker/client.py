@@ -168,7 +168,7 @@ class Client:
             self._perform(self.state.handle(Tick(), now))
         if self._held:
             self._pump_held()
-        self._turn.tell_followers()
+        self._turn.tell()
         if self.hub.has_unsent:
             self.hub.flush()
 
@@ -196,6 +196,8 @@ class Client:
     def _leave(self) -> None:
         """Give the turn away; see to it that what is under way goes on."""
         is_busy = not self._is_eager and (self.state.has_work or self.hub.has_unsent) and not self.is_closed
+        if not is_busy and self._has_work.is_set():
+            self._has_work.clear()
         self._turn.give()
         if is_busy and not self._has_work.is_set():
             self._has_work.set()
@@ -207,8 +209,7 @@ class Client:
         while not self.is_closed:
             self._has_work.wait()
             time.sleep(BACKGROUND_AFTER_SECONDS)
-            if not self._turn.try_background():
-                self._turn.wait_free(1.0)
+            if not self._has_work.is_set() or not self._turn.try_background():
                 continue
             try:
                 while (self.state.has_work or self.hub.has_unsent) and not self._turn.requests and not self.is_closed:

@@ -119,6 +119,11 @@ class Store:
                 key.keeper, lambda n: m.Attach(request=n, key=key.id), f"create('{name}'), which waits for rank 0's value,"
             )
             key.clock = key.since = int(done.detail)
+            for server in key.whole:
+                if server != key.keeper:
+                    self._client.request(
+                        server, lambda n: m.Attach(request=n, key=key.id, clock=key.since), f"create('{name}')"
+                    )
         self._entries[name] = entry
         return entry
 

@@ -9,6 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from enum import Enum
+
+
+class Holder(Enum):
+    NOBODY = "nobody"
+    CALLER = "caller"
+    BACKGROUND = "background"
 
 
 class Turn:
@@ -16,63 +23,56 @@ class Turn:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._wake = wake
-        self._owner: int | None = None
-        self._is_background = False
-        self._followers = 0
-        self.requests = 0  # threads that ask the owner to give way; read by the owner without the lock
+        self._holder = Holder.NOBODY
+        self._sleepers = 0
+        self.requests = 0  # threads that ask the holder to give way; the holder reads it without the lock
 
     def take(self) -> None:
         """Get the turn, asking whoever has it to give way."""
         with self._lock:
-            if self._owner is not None:
-                self.requests += 1
-                self._wake()
-                while self._owner is not None:
-                    self._changed.wait()
-                self.requests -= 1
-            self._owner = threading.get_ident()
-            self._is_background = False
+            self._take()
 
-    def take_or(self, is_done: Callable[[], bool], timeout: float | None) -> bool:
+    def take_or(self, is_done: Callable[[], bool], timeout: float) -> bool:
         """Get the turn when it is free, unless `is_done` comes true first, or the time is over. True: we have it."""
         with self._lock:
-            if self._owner is not None and self._is_background:
-                self.requests += 1
-                self._wake()
-                while self._owner is not None:
-                    self._changed.wait()
-                self.requests -= 1
-            elif self._owner is not None:
-                self._followers += 1
-                self._changed.wait_for(lambda: self._owner is None or is_done(), timeout)
-                self._followers -= 1
-                if self._owner is not None:
+            if self._holder is Holder.CALLER:
+                self._sleep_until(lambda: self._holder is not Holder.CALLER or is_done(), timeout)
+                if self._holder is Holder.CALLER or is_done():
                     return False
-            self._owner = threading.get_ident()
-            self._is_background = False
+            self._take()
             return True
 
     def try_background(self) -> bool:
         """For the background thread: take the turn only if it is free and nobody asks for it."""
         with self._lock:
-            if self._owner is not None or self.requests:
+            if self._holder is not Holder.NOBODY or self.requests:
                 return False
-            self._owner = threading.get_ident()
-            self._is_background = True
+            self._holder = Holder.BACKGROUND
             return True
-
-    def wait_free(self, timeout: float) -> None:
-        """For the background thread: wait until nobody has the turn."""
-        with self._lock:
-            self._changed.wait_for(lambda: self._owner is None, timeout)
 
     def give(self) -> None:
         with self._lock:
-            self._owner = None
-            self._changed.notify_all()
+            self._holder = Holder.NOBODY
+            if self._sleepers:
+                self._changed.notify_all()
 
-    def tell_followers(self) -> None:
+    def tell(self) -> None:
         """Something was finished; those who wait for it may go."""
-        if self._followers:
+        if self._sleepers:
             with self._lock:
                 self._changed.notify_all()
+
+    def _take(self) -> None:
+        if self._holder is not Holder.NOBODY:
+            self.requests += 1
+            self._wake()
+            self._sleep_until(lambda: self._holder is Holder.NOBODY, None)
+            self.requests -= 1
+        self._holder = Holder.CALLER
+
+    def _sleep_until(self, is_true: Callable[[], bool], timeout: float | None) -> None:
+        self._sleepers += 1
+        try:
+            self._changed.wait_for(is_true, timeout)
+        finally:
+            self._sleepers -= 1
