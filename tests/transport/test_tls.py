@@ -20,8 +20,8 @@ def certificate(folder: Path, name: str) -> TlsFiles:
     """A self-signed certificate, which is its own authority."""
     cert, key = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
     curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    command = ["openssl", "req", "-x509", *curve, "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj", "/CN=x"]
-    subprocess.run(command, check=True, capture_output=True)
+    command = ["openssl", "req", "-x509", *curve, "-nodes", "-days", "2", "-subj", "/CN=windlass"]
+    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
     return TlsFiles(certfile=cert, keyfile=key, cafile=cert)
 
 
@@ -49,7 +49,8 @@ def test_messages_and_large_data_go_both_ways_in_order(files: TlsFiles) -> None:
         poll_until([one, two], lambda: len(two.messages) == 20 and len(one.messages) == 10)
         assert [message.clock for message in two.messages[::2]] == list(range(10))  # type: ignore[union-attr]
         for turn, event in enumerate(two.of(Received)[::2]):
-            assert [array.tobytes() for array in event.data] == [bytes([turn]) * 1_000_000, bytes([turn + 1]) * 1_000_000]
+            came = [array.tobytes() for array in event.data]
+            assert came == [bytes([turn]) * 1_000_000, bytes([turn + 1]) * 1_000_000]
         assert len(one.of(Sent)) == 10
         one.hub.hangup(two.me, "enough")
         poll_until([one, two], lambda: bool(two.of(LinkDown)))

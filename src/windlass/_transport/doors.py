@@ -254,7 +254,7 @@ class Doors:
         except PeerError as error:
             self._failed(link, str(error))
         except EOFError:
-            self._failed(link, "it closed the connection before the cluster token was proved")
+            self._failed(link, link.write_error or "it closed the connection before the cluster token was proved")
         except OSError as error:
             self._failed(link, error.strerror or str(error))
         else:
