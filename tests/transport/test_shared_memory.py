@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.transport.rig import Node, ack, linked, open_files, poll_until, private
-from windlass._transport.mapping import PAGE, map_received
+from windlass._transport.mapping import PAGE, ContiguousViews, map_received
 from windlass._transport.options import TransportOptions
 from windlass._transport.segments import MAX_FDS, PeerSegments, SegmentLimits, SideChannel
 from windlass._transport.shared import SEGMENT_BYTES, Arena
@@ -161,18 +161,39 @@ def test_a_contiguous_view_outlives_link_and_parts() -> None:
     assert set(whole[::1000].tolist()) == {5}
 
 
-def test_a_dropped_contiguous_view_is_unmapped() -> None:
-    def mapped() -> int:
-        with open("/proc/self/maps") as maps:
-            return sum("memfd:windlass" in line for line in maps)
+def mapped() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("memfd:windlass" in line for line in maps)
 
+
+def test_the_same_parts_are_mapped_once() -> None:
     with linked("unix") as (one, two):
-        came = receive(one, two, one.hub.memory.allocate(BIG), one.hub.memory.allocate(BIG))
+        came = receive(one, two, one.hub.memory.allocate(BIG), one.hub.memory.allocate(BIG)).data
+        first, again = two.hub.contiguous(came), two.hub.contiguous(came)
+        assert first is again
+        assert two.hub.contiguous((came[1], came[0])) is not first
+
+
+def test_a_contiguous_view_is_unmapped_when_its_parts_and_itself_are_gone() -> None:
+    with linked("unix") as (one, two):
         before = mapped()
-        whole = two.hub.contiguous((came.data[1], came.data[0]))
-        assert mapped() == before + 2
+        blocks = [one.hub.memory.dedicated(BIG) for _ in range(2)]
+        whole = two.hub.contiguous(receive(one, two, *blocks).data)
+        assert mapped() == before + 6  # each block at its owner's, at its reader's, and in the view
+        two.events.clear()
+        blocks.clear()
+        poll_until([one, two], lambda: mapped() == before + 2)
         del whole
         assert mapped() == before
+
+
+def test_only_the_last_few_contiguous_views_are_remembered() -> None:
+    arena, views = Arena(), ContiguousViews(max_views=2)
+    blocks = [arena.dedicated(PAGE).array for _ in range(6)]
+    before = mapped()
+    for first in range(0, 6, 2):
+        assert views.view(blocks[first : first + 2]) is not None
+    assert mapped() == before + 4
 
 
 def test_no_contiguous_view_where_alignment_or_memory_forbids() -> None:

@@ -18,7 +18,7 @@ from windlass._transport.base import HubEvent
 from windlass._transport.doors import Doors
 from windlass._transport.inbox import Goodbye, Inbox, Scratch
 from windlass._transport.link import Link, LinkState
-from windlass._transport.mapping import contiguous_view
+from windlass._transport.mapping import ContiguousViews
 from windlass._transport.options import TransportOptions
 from windlass._transport.pool import BufferPool
 from windlass._transport.segments import PeerSegments
@@ -50,7 +50,9 @@ class SocketHub:
         self._options = options or TransportOptions()
         self._scratch = Scratch(SCRATCH_BYTES)
         self._pool = BufferPool(self._options.pool_bytes)
+        self._views = ContiguousViews()
         self._events: list[HubEvent] = []
+        self._num_news = 0  # how many of them are LinkUp or LinkDown
         self._links: dict[Incarnation, Link] = {}
         self._dirty: dict[Link, None] = {}  # links with something queued, in the order they got it
         self._again: dict[Link, None] = {}  # links to read although epoll may not say so
@@ -91,7 +93,7 @@ class SocketHub:
     def send(self, send: Send) -> None:
         """Queue; dropped without a word when no link is open. Raises UsageError for data above max_payload_bytes."""
         link = self._links.get(send.peer)
-        if link is not None and not link.write_error:
+        if link is not None and link.is_known and not link.write_error:
             link.queue(send, self._options.frames.max_payload_bytes)
             self._dirty[link] = None
 
@@ -108,20 +110,45 @@ class SocketHub:
         if self._dirty or self.memory.retired:
             self.flush()
         until = None if timeout is None else time.monotonic() + timeout
-        while True:
+        while not self._events:
             is_woken = self._turn(self._wait_seconds(until))
-            if self._events or is_woken or (until is not None and time.monotonic() >= until):
+            if is_woken or (until is not None and time.monotonic() >= until):
                 break
+        if self._num_news:
+            return self._take_with_news()
         events, self._events = self._events, []
         return events
+
+    def _take_with_news(self) -> list[HubEvent]:
+        """Events while some are of links that came or went. Each of those is handed over alone, and a new link can be
+        sent on only once it was: else what is decided before the news would travel on a link not yet known, and be
+        given up by LinkDown."""
+        events = self._events
+        first = next(index for index, event in enumerate(events) if isinstance(event, LinkUp | LinkDown))
+        if first:
+            self._events = events[first:]
+            return events[:first]
+        event = events.pop(0)
+        assert isinstance(event, LinkUp | LinkDown)
+        self._num_news -= 1
+        link = self._links.get(event.peer)
+        is_newest = not any(isinstance(later, LinkUp | LinkDown) and later.peer == event.peer for later in events)
+        if link is not None and is_newest:
+            link.is_known = True
+        return [event]
+
+    def _tell(self, event: LinkUp | LinkDown) -> None:
+        self._events.append(event)
+        self._num_news += 1
 
     def recycle(self, data: tuple[Bytes, ...]) -> None:
         self._pool.give(data)
 
     def contiguous(self, arrays: Sequence[Bytes]) -> Bytes | None:
         """Received arrays of shared memory, one after the other, as one read-only array without a copy; None where
-        their alignment forbids it or they are not shared. It lives, and keeps the memory, until it is dropped."""
-        return contiguous_view(arrays)
+        their alignment forbids it or they are not shared. It keeps the memory until it is dropped. Quick for parts
+        that were asked for a short while ago."""
+        return self._views.view(arrays)
 
     def shares_memory_with(self, peer: Incarnation) -> bool:
         link = self._links.get(peer)
@@ -136,7 +163,7 @@ class SocketHub:
             self._say_goodbye(link, reason)
             self._lose(link, reason)
         elif self._doors.cancel(peer):
-            self._events.append(LinkDown(peer, reason))
+            self._tell(LinkDown(peer, reason))
 
     def wake(self) -> None:
         with self._wake_lock:
@@ -156,6 +183,7 @@ class SocketHub:
         self._doors.close()
         self._links.clear()
         self._events.clear()
+        self._views.clear()
         self.memory.close()
         self._epoll.close()
         os.close(self._wake_fd)
@@ -269,14 +297,14 @@ class SocketHub:
         inbox = Inbox(peer, self._options.frames, self._pool, segments)
         link.open(peer, inbox, segments, self.memory if segments is not None else None)
         self._links[peer] = link
-        self._events.append(LinkUp(peer))
+        self._tell(LinkUp(peer))
         if link.has_pending:
             self._again[link] = None
 
     def unreachable(self, peer: Incarnation, reason: str) -> None:
         """A dial came to nothing. Not worth a word if the peer has reached us meanwhile."""
         if peer not in self._links:
-            self._events.append(LinkDown(peer, reason))
+            self._tell(LinkDown(peer, reason))
 
     def forget(self, link: Link) -> None:
         """Close a link and stop waiting for it, without a word."""
@@ -291,7 +319,7 @@ class SocketHub:
     def _lose(self, link: Link, reason: str) -> None:
         self.forget(link)
         del self._links[link.peer]
-        self._events.append(LinkDown(link.peer, reason))
+        self._tell(LinkDown(link.peer, reason))
 
     def _say_goodbye(self, link: Link, reason: str) -> None:
         link.outbox.add(encode_goodbye(reason))

@@ -2,7 +2,7 @@
 
 A *segment* is one memfd; a `Mapping` is where this process sees it. Arrays over a mapping keep it as their base, so
 that the last array to go unmaps it and closes its descriptor, whoever held it. That base is also how the segment
-behind an array is found again, which `contiguous_view` needs: it maps page-aligned parts of several segments one after
+behind an array is found again, which `ContiguousViews` needs: it maps page-aligned parts of several segments one after
 the other into one range of addresses, so that they read as one array without a copy.
 """
 
@@ -12,7 +12,9 @@ import ctypes
 import fcntl
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,24 +104,65 @@ def mapping_of(array: Bytes) -> Mapping | None:
     return base if isinstance(base, Mapping) else None
 
 
-def contiguous_view(arrays: Sequence[Bytes]) -> Bytes | None:
-    """These arrays, one after the other, as one read-only array without a copy; unmapped when the array is dropped.
-    None where that cannot be: private memory, a part that does not begin on a page, or one but the last that does not
-    end on one."""
-    parts = [(mapping, array) for array in arrays if (mapping := mapping_of(array)) is not None and array.nbytes]
-    if not parts or len(parts) != len(arrays):
-        return None
-    total = sum(array.nbytes for _, array in parts)
-    places = [(mapping, array.ctypes.data - mapping.address, array.nbytes) for mapping, array in parts]
-    for index, (mapping, offset, nbytes) in enumerate(places):
-        if mapping.fd < 0 or offset % PAGE or (nbytes % PAGE and index + 1 < len(places)):
+Place = tuple[Mapping, int, int]
+"""Where a part lies: its mapping, the offset in the mapping's segment, its length."""
+
+
+class ContiguousViews:
+    """Makes one array of several parts, and remembers the last few that it made: mapping 160 MB takes about as long
+    as copying it, because every page must be entered in a table, and the same parts come again and again. Not
+    thread-safe. What is remembered is forgotten as soon as one of its segments is no longer referred to elsewhere."""
+
+    def __init__(self, max_views: int = 16) -> None:
+        self._max_views = max_views
+        self._views: dict[tuple[tuple[int, int, int], ...], tuple[Bytes, list[weakref.ref[Mapping]]]] = {}
+
+    def view(self, arrays: Sequence[Bytes]) -> Bytes | None:
+        """These arrays, one after the other, as one read-only array without a copy. None where that cannot be:
+        private memory, a part that does not begin on a page, or one but the last that does not end on one."""
+        places = _places(arrays)
+        if places is None:
             return None
-    return _stitch(places, total)[:total]
+        key = tuple((id(mapping), offset, nbytes) for mapping, offset, nbytes in places)
+        known = self._views.pop(key, None)
+        if known is None:
+            forget = partial(_forget, weakref.ref(self), key)
+            known = _stitch(places), [weakref.ref(mapping, forget) for mapping in {place[0] for place in places}]
+            if len(self._views) >= self._max_views:
+                del self._views[next(iter(self._views))]
+        self._views[key] = known  # the one used last is last
+        return known[0]
+
+    def clear(self) -> None:
+        self._views.clear()
+
+    def forget(self, key: tuple[tuple[int, int, int], ...]) -> None:
+        self._views.pop(key, None)
 
 
-def _stitch(places: list[tuple[Mapping, int, int]], total: int) -> Bytes:
+def _forget(views: weakref.ref[ContiguousViews], key: tuple[tuple[int, int, int], ...], _: object) -> None:
+    alive = views()
+    if alive is not None:
+        alive.forget(key)
+
+
+def _places(arrays: Sequence[Bytes]) -> list[Place] | None:
+    places: list[Place] = []
+    for index, array in enumerate(arrays):
+        mapping = mapping_of(array)
+        if mapping is None or mapping.fd < 0 or not array.nbytes:
+            return None
+        offset = array.ctypes.data - mapping.address
+        if offset % PAGE or (array.nbytes % PAGE and index + 1 < len(arrays)):
+            return None
+        places.append((mapping, offset, array.nbytes))
+    return places or None
+
+
+def _stitch(places: list[Place]) -> Bytes:
     # The range is reserved in one piece first, so that nothing else can be mapped in between; each part then replaces
     # its share of the reservation.
+    total = sum(nbytes for _, _, nbytes in places)
     reserved = -(-total // PAGE) * PAGE
     base = _map(None, reserved, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, -1, 0)
     view = Mapping(base, reserved)
@@ -128,7 +171,7 @@ def _stitch(places: list[tuple[Mapping, int, int]], total: int) -> Bytes:
         flags = mmap.MAP_SHARED | _MAP_FIXED | _MAP_POPULATE
         _map(at, nbytes, mmap.PROT_READ, flags, mapping.fd, offset)
         at += nbytes
-    return view.array()
+    return view.array()[:total]
 
 
 def _map(address: int | None, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> int:
