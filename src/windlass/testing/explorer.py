@@ -124,6 +124,7 @@ class World:
         rng.shuffle(self.faults)
         self.hurry = rng.choice((0.002, 0.01, 0.03))
         self.candidates = rng.randint(1, 3)
+        self.disturbs_start = rng.random() < 0.3
 
     def _draw_plan(self) -> Plan:
         rng, limits = self.rng, self.limits
@@ -169,7 +170,7 @@ class World:
                 self.now += 1
                 if self.now > MAX_STEPS:
                     return f"still busy after {MAX_STEPS} steps"
-                if self.faults and rng.random() < self.hurry:
+                if self.faults and rng.random() < self.hurry and self._is_under_way():
                     self._fault()
                     continue
                 box = busy[int(rng.random() * len(busy))]
@@ -184,6 +185,10 @@ class World:
 
             return f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
         return at_rest(self)
+
+    def _is_under_way(self) -> bool:
+        """Whether there is something worth disturbing: most runs are left alone until somebody pushes."""
+        return self.disturbs_start or any(worker.program.is_ready for worker in self.workers.values())
 
     def _deliver(self, box: Box, event: Any) -> None:
         node = box.node
@@ -252,31 +257,45 @@ class World:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def _fault(self) -> None:
+        """Do the next fault that can be done now; one that cannot waits for its moment."""
         kind = self.faults.pop()
-        rng, shots = self.rng, self.net.shots
         if kind == "break":
-            links = sorted((a, b) for a, b in self.net.open if 0 < a < b)
-            if links:
-                one, other = rng.choice(links)
-                self._tell(f"*** the link {self.name(one)} - {self.name(other)} breaks")
-                self.net.disconnect(one, other, "cut")
-                shots.breaks += 1
+            done = self._break()
         elif kind == "join":
-            if self.manager.generation.number > 0:
-                self._tell("*** a worker joins")
-                self._add_worker(is_joiner=True)
-                shots.joins += 1
+            done = self._join()
         else:
-            self._depart(kind)
+            done = self._depart(kind)
+        if not done:
+            self.faults.insert(0, kind)
 
-    def _depart(self, kind: str) -> None:
+    def _break(self) -> bool:
+        links = sorted((a, b) for a, b in self.net.open if 0 < a < b)
+        loaded = [link for link in links if self.net.load(*link)]  # a break that loses something shows more
+        if not links:
+            return False
+        one, other = self.rng.choice(loaded or links)
+        self._tell(f"*** the link {self.name(one)} - {self.name(other)} breaks")
+        self.net.disconnect(one, other, "cut")
+        self.net.shots.breaks += 1
+        return True
+
+    def _join(self) -> bool:
+        if self.manager.generation.number == 0:
+            return False
+        self._tell("*** a worker joins")
+        self._add_worker(is_joiner=True)
+        self.net.shots.joins += 1
+        return True
+
+    def _depart(self, kind: str) -> bool:
         there = [
             me for me, worker in self.workers.items() if worker.log.departed is None and self.net.is_open(me, MANAGER)
         ]
         may_go = [me for me in there if self.workers[me].program.is_ready]
         if len(there) < 2 or not may_go:
-            return
-        me = self.rng.choice(may_go)
+            return False
+        talking = [me for me in may_go if self.workers[me].state.ops]
+        me = self.rng.choice(talking or may_go)
         worker = self.workers[me]
         worker.log.departed = float(self.now)
         self._tell(f"*** {self.name(me)} departs ({kind})")
@@ -287,6 +306,7 @@ class World:
         else:
             self.net.disconnect(me, MANAGER, "cut")
             self.net.shots.zombies += 1
+        return True
 
     # --- telling ------------------------------------------------------------------------------------------------------
 

@@ -128,6 +128,10 @@ class Network:
     def is_open(self, one: Incarnation, other: Incarnation) -> bool:
         return (one, other) in self.open
 
+    def load(self, one: Incarnation, other: Incarnation) -> int:
+        """How much is under way between these two."""
+        return len(self._link(one, other).events) + len(self._link(other, one).events)
+
     def connect(self, dialler: Incarnation, peer: Incarnation) -> None:
         """Open a link, or tell the dialler that nobody is there. Harmless when it is open."""
         if (dialler, peer) in self.open or dialler in self.dead:

@@ -1,0 +1,65 @@
+"""Thousands of interleavings of the pure core, by seed: what is promised holds in each, and nothing is left waiting."""
+
+from __future__ import annotations
+
+import pytest
+
+from windlass.testing.explorer import Limits, explore
+from windlass.testing.network import Shots
+from windlass.types import Bounded, Eventual, Sequential
+
+CALM = Limits(breaks=0, departures=0, zombies=0, joins=0)
+
+NUM_BATCHES = 8
+SEEDS_PER_BATCH = 400
+SOAK_SEEDS = 100_000
+
+
+def _explore(seeds: range, limits: Limits) -> Shots:
+    """Run these seeds; the first that breaks a promise fails the test, with its story."""
+    shots = Shots()
+    for seed in seeds:
+        outcome = explore(seed, limits)
+        shots.add(outcome.shots)
+        if outcome.problem:
+            story = "\n".join(explore(seed, limits, tells=True).story[-200:])
+            pytest.fail(f"{outcome.problem}\nThe story, as explore({seed}, {limits}, tells=True) tells it:\n{story}")
+    return shots
+
+
+@pytest.mark.parametrize("batch", range(NUM_BATCHES))
+def test_every_pull_is_as_promised_whatever_breaks_dies_or_joins(batch: int) -> None:
+    shots = _explore(range(batch * SEEDS_PER_BATCH, (batch + 1) * SEEDS_PER_BATCH), Limits())
+    assert shots.breaks > 200
+    assert shots.lost > 250
+    assert shots.resends > 100
+    assert shots.departures > 50
+    assert shots.zombies > 50
+    assert shots.joins > 40
+
+
+@pytest.mark.parametrize("policy", [Sequential(), Bounded(1), Eventual()])
+def test_every_pull_is_as_promised_when_nothing_goes_wrong(policy: Sequential | Bounded | Eventual) -> None:
+    shots = _explore(range(100), Limits(breaks=0, departures=0, zombies=0, joins=0, consistencies=(policy,)))
+    assert (shots.lost, shots.resends) == (0, 0)
+
+
+def test_links_that_break_all_the_time_cost_no_push_and_double_none() -> None:
+    shots = _explore(range(200), Limits(breaks=20, departures=0, zombies=0, joins=0))
+    assert shots.resends > 300
+
+
+def test_replies_sent_from_where_they_lie_are_not_overwritten_before_they_are_read() -> None:
+    _explore(range(60), Limits(large=1.0))
+
+
+def test_a_seed_repeats_its_run_message_by_message() -> None:
+    first, second = (explore(7, tells=True) for _ in range(2))
+    assert first.story == second.story
+    assert len(first.story) > 100
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_every_pull_is_as_promised_over_a_long_exploration() -> None:
+    _explore(range(1_000_000, 1_000_000 + SOAK_SEEDS), Limits(breaks=8, departures=2, zombies=2, joins=2))
