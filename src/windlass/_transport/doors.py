@@ -14,14 +14,16 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from windlass._transport.address import Address, Scheme, advertised, begin_connect, listen, tune
+from windlass._transport.address import Address, Scheme, begin_connect, tune
 from windlass._transport.dialling import RETRY_SECONDS, Attempt, admission, attempt_for
 from windlass._transport.link import Link, LinkState
+from windlass._transport.listeners import Listeners
 from windlass._transport.options import TransportOptions
+from windlass._transport.proving import Proving
 from windlass._transport.rivals import Pedigree, newcomer_wins, own_dial_stands
 from windlass._transport.tls import TlsContexts
 from windlass._wire.auth import NONCE_BYTES, Acceptor, Claim, Dialler, DuplicateLink, HandshakeError, Verdict
-from windlass.errors import PeerError, UsageError
+from windlass.errors import PeerError
 from windlass.types import Incarnation
 
 _ACCEPTS_PER_TURN = 64
@@ -39,7 +41,7 @@ class Keeper(Protocol):
 
     def write(self, link: Link) -> None: ...
 
-    def opened(self, link: Link, peer: Incarnation) -> None: ...
+    def opened(self, link: Link) -> None: ...
 
     def unreachable(self, peer: Incarnation, reason: str) -> None: ...
 
@@ -56,45 +58,37 @@ class Doors:
 
     def __init__(self, hub: Keeper, me: Incarnation, token: bytes, options: TransportOptions) -> None:
         self.by_fd: dict[int, Link] = {}
-        self.addresses: tuple[str, ...] = ()
         self._hub, self._me, self._token, self._options = hub, me, token, options
-        self._listeners: dict[int, tuple[socket.socket, Address]] = {}
         self._unproven: dict[Link, None] = {}  # callers, oldest first
         self._attempts: dict[Incarnation, Attempt] = {}
         self._last_link: dict[Incarnation, int] = {}  # the newest link with each peer that we know of
-        self._resume_at: float | None = None  # listeners are not watched until then
         self._warned_at = 0.0
         self._tls = None if options.tls is None else TlsContexts(options.tls)
-        try:
-            for form in options.listen:
-                if form.startswith("tls:") and self._tls is None:
-                    raise UsageError(f"listening on {form} needs TransportOptions(tls=TlsFiles(...)), got none")
-                sock, address = listen(form)
-                self._listeners[sock.fileno()] = (sock, address)
-                self.addresses += (str(advertised(address, options.advertise_host)),)
-                hub.listen(sock.fileno(), True)
-        except BaseException:
-            self.close()
-            raise
+        self._listeners = Listeners(
+            options.listen, options.advertise_host, has_tls=self._tls is not None, watch=hub.listen
+        )
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return self._listeners.addresses
 
     @property
     def due(self) -> float | None:
         """When `expire` has something to do; None: nothing is under way."""
-        if not self._attempts and not self._unproven and self._resume_at is None:
+        resume_at = self._listeners.resume_at
+        if not self._attempts and not self._unproven and resume_at is None:
             return None
         times = [attempt.due for attempt in self._attempts.values()]
         if self._unproven:
             times.append(next(iter(self._unproven)).deadline)
-        if self._resume_at is not None:
-            times.append(self._resume_at)
+        if resume_at is not None:
+            times.append(resume_at)
         return min(times)
 
     def close(self) -> None:
         for link in list(self.by_fd.values()):
             self._hub.forget(link)
-        for sock, _ in self._listeners.values():
-            sock.close()
-        self._listeners.clear()
+        self._listeners.close()
         self._attempts.clear()
         self._unproven.clear()
 
@@ -160,7 +154,7 @@ class Doors:
             return
         after = self._last_link.get(link.peer, 0)
         handshake = Dialler(self._me, link.peer, self._token, secrets.token_bytes(NONCE_BYTES), after)
-        link.state, link.handshake = LinkState.PROVING, handshake
+        link.state, link.proving = LinkState.PROVING, Proving(handshake, has_side=link.carries_references)
         link.pedigree = Pedigree(self._me, handshake.link)
         link.outbox.add(handshake.hello)
         self._hub.write(link)
@@ -177,16 +171,17 @@ class Doors:
 
     def answer(self, fd: int) -> None:
         """Somebody is at this listener."""
-        if fd not in self._listeners:
+        listener = self._listeners.get(fd)
+        if listener is None:
             return  # its event was already under way when it was closed
-        sock, address = self._listeners[fd]
+        sock, address = listener
         for _ in range(_ACCEPTS_PER_TURN):
             now = time.monotonic()
             oldest = next(iter(self._unproven), None)
             since = now if oldest is None else oldest.deadline - self._options.prove_seconds
             decision = admission(len(self._unproven), self._options.max_unproven, since, now)
             if not decision.admit:
-                self._pause(decision.wait_until)
+                self._listeners.pause(decision.wait_until)
                 return
             try:
                 caller, _ = sock.accept()
@@ -194,7 +189,7 @@ class Doors:
                 return
             except OSError as error:
                 self._warn(f"cannot accept callers at {address}: {error.strerror or error}; trying again")
-                self._pause(now + _OUT_OF_FILES_SECONDS)
+                self._listeners.pause(now + _OUT_OF_FILES_SECONDS)
                 return
             if decision.drop_oldest and oldest is not None:
                 self._failed(oldest, "it did not prove the cluster token before others came")
@@ -209,7 +204,8 @@ class Doors:
             link.close()  # it hung up already
             return
         link.state = LinkState.PROVING
-        link.handshake = Acceptor(self._me, self._token, secrets.token_bytes(NONCE_BYTES), self._judge)
+        handshake = Acceptor(self._me, self._token, secrets.token_bytes(NONCE_BYTES), self._judge)
+        link.proving = Proving(handshake, has_side=link.carries_references)
         self.by_fd[link.fd] = link
         self._unproven[link] = None
         self._hub.watch(link)
@@ -219,18 +215,6 @@ class Doors:
         if old is not None:
             return Verdict.ACCEPTED if newcomer_wins(claim, old.pedigree) else Verdict.DUPLICATE
         return Verdict.ACCEPTED if self._hub.num_links < self._options.max_links else Verdict.FULL
-
-    def _pause(self, until: float) -> None:
-        if self._resume_at is None:
-            for fd in self._listeners:
-                self._hub.listen(fd, False)
-        self._resume_at = until
-
-    def _resume(self) -> None:
-        if self._resume_at is not None:
-            self._resume_at = None
-            for fd in self._listeners:
-                self._hub.listen(fd, True)
 
     # --- proving ------------------------------------------------------------------------------------------------------
 
@@ -244,8 +228,9 @@ class Doors:
             else:
                 self._introduce(link)
             return
+        assert link.proving is not None
         try:
-            is_proved = link.prove()
+            is_proved = link.proving.advance(link.sock, link.outbox)
         except HandshakeError as error:
             if error.farewell:
                 link.outbox.add(error.farewell)
@@ -267,22 +252,23 @@ class Doors:
         if link.is_dialled:
             del self._attempts[link.peer]
         else:
-            assert isinstance(link.handshake, Acceptor)
-            assert link.handshake.claim is not None
-            claim = link.handshake.claim
+            assert link.proving is not None
+            assert isinstance(link.proving.handshake, Acceptor)
+            claim = link.proving.handshake.claim
+            assert claim is not None
             link.peer, link.pedigree = claim.peer, Pedigree(claim.peer, claim.link)
             del self._unproven[link]
-            self._resume()
+            self._listeners.resume()
             if not own_dial_stands(self._me, link.peer):
                 self.cancel(link.peer)
         self._last_link[link.peer] = link.pedigree.link
-        self._hub.opened(link, link.peer)
+        self._hub.opened(link)
 
     def _failed(self, link: Link, reason: str, *, is_duplicate: bool = False) -> None:
         self._hub.forget(link)
         if not link.is_dialled:
             del self._unproven[link]
-            self._resume()
+            self._listeners.resume()
             self._warn(f"a caller at {link.where} was turned away: {reason}")
             return
         attempt = self._attempts[link.peer]
@@ -303,8 +289,8 @@ class Doors:
             if link.deadline > now:
                 break
             self._failed(link, f"it did not prove the cluster token within {self._options.prove_seconds:g} s")
-        if self._resume_at is not None and self._resume_at <= now:
-            self._resume()
+        if self._listeners.resume_at is not None and self._listeners.resume_at <= now:
+            self._listeners.resume()
 
     def _warn(self, text: str) -> None:
         # At most one a second: whoever floods the port must not flood the log.

@@ -120,22 +120,20 @@ class SocketHub:
         return events
 
     def _take_with_news(self) -> list[HubEvent]:
-        """Events while some are of links that came or went. Each of those is handed over alone, and a new link can be
-        sent on only once it was: else what is decided before the news would travel on a link not yet known, and be
-        given up by LinkDown."""
+        """Events while some are of links that came or went: a run without news, or a run of news. A link can be sent
+        on only once its LinkUp was handed over: else what is decided before the news would travel on a link not yet
+        known, and be given up by the LinkDown of the one it replaced."""
         events = self._events
-        first = next(index for index, event in enumerate(events) if isinstance(event, LinkUp | LinkDown))
-        if first:
-            self._events = events[first:]
-            return events[:first]
-        event = events.pop(0)
-        assert isinstance(event, LinkUp | LinkDown)
-        self._num_news -= 1
-        link = self._links.get(event.peer)
-        is_newest = not any(isinstance(later, LinkUp | LinkDown) and later.peer == event.peer for later in events)
-        if link is not None and is_newest:
-            link.is_known = True
-        return [event]
+        is_news = isinstance(events[0], LinkUp | LinkDown)
+        end = next((n for n, one in enumerate(events) if isinstance(one, LinkUp | LinkDown) != is_news), len(events))
+        run, self._events = events[:end], events[end:]
+        if is_news:
+            self._num_news -= len(run)
+            later = {event.peer for event in self._events if isinstance(event, LinkUp | LinkDown)}
+            for peer in {event.peer for event in run if isinstance(event, LinkUp)} - later:
+                if peer in self._links:
+                    self._links[peer].is_known = True
+        return run
 
     def _tell(self, event: LinkUp | LinkDown) -> None:
         self._events.append(event)
@@ -288,14 +286,15 @@ class SocketHub:
     def num_links(self) -> int:
         return len(self._links)
 
-    def opened(self, link: Link, peer: Incarnation) -> None:
+    def opened(self, link: Link) -> None:
         """Both sides have proved the token. A link that this one replaces goes down first."""
+        peer, proving = link.peer, link.proving
         old = self._links.get(peer)
         if old is not None:
             self._lose(old, "replaced by a newer link")
-        segments = PeerSegments(self._options.segments, link.side) if link.side is not None else None
-        inbox = Inbox(peer, self._options.frames, self._pool, segments)
-        link.open(peer, inbox, segments, self.memory if segments is not None else None)
+        side = None if proving is None else proving.take_side()
+        segments = None if side is None else PeerSegments(self._options.segments, side)
+        link.open(Inbox(peer, self._options.frames, self._pool, segments), segments, self.memory)
         self._links[peer] = link
         self._tell(LinkUp(peer))
         if link.has_pending:

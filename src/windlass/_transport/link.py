@@ -6,8 +6,6 @@ value or by raising: PeerError and Goodbye (inbox.py), EOFError when the peer cl
 
 from __future__ import annotations
 
-import array
-import os
 import socket
 from collections.abc import Sequence
 from enum import Enum
@@ -16,11 +14,11 @@ from windlass._transport.address import Address, Scheme
 from windlass._transport.base import HubEvent
 from windlass._transport.inbox import Inbox, Scratch
 from windlass._transport.outbox import Outbox
+from windlass._transport.proving import Proving
 from windlass._transport.rivals import Pedigree
-from windlass._transport.segments import MAX_FDS, PeerSegments, SideChannel, receive_fds
+from windlass._transport.segments import MAX_FDS, PeerSegments
 from windlass._transport.shared import Arena
 from windlass._transport.tls import TlsContexts, TlsSocket
-from windlass._wire.auth import VERDICT_BYTES, Acceptor, Dialler
 from windlass._wire.effects import Send
 from windlass._wire.frame import encode_message, encode_retire, encode_segments
 from windlass.errors import UsageError
@@ -56,17 +54,15 @@ class Link:
         self.is_dialled = False
         self.peer = Incarnation(-1)
         self.pedigree = Pedigree(Incarnation(-1), 0)
-        self.handshake: Dialler | Acceptor | None = None
+        self.proving: Proving | None = None
         self.outbox = Outbox()
         self.is_blocked = False  # the socket takes no more now; epoll will tell
         self.write_error = ""
+        self.is_known = False  # its LinkUp was handed over: it may be sent on
         self.inbox: Inbox | None = None
-        self.side: SideChannel | None = None
-        self._side_fds: list[int] = []
         self._segments: PeerSegments | None = None
         self._arena: Arena | None = None
         self._announced: set[int] = set()
-        self._begun = b""
 
     def __repr__(self) -> str:
         return f"<Link {self.state.value} node {self.peer} at {self.where}>"
@@ -90,57 +86,12 @@ class Link:
         assert isinstance(self.sock, socket.socket)
         self.sock = contexts.wrap(self.sock, is_dialled=self.is_dialled)
 
-    # --- proving ------------------------------------------------------------------------------------------------------
-
-    def prove(self) -> bool:
-        """Read what the handshake needs, no byte more, and queue its answer; True when it is finished. Descriptors
-        that come before they are due are closed by the kernel, since no room is offered for them."""
-        handshake = self.handshake
-        assert handshake is not None
-        while handshake.needed:
-            if not self._read_exactly(handshake.needed):
-                return False
-            data, self._begun = self._begun, b""
-            reply = handshake.receive(data)
-            if reply and not handshake.needed and self.carries_references:
-                self._hand_over_side(reply)
-            elif reply:
-                self.outbox.add(reply)
-        if self.is_dialled and self.carries_references:
-            fds, self._side_fds = self._side_fds, []
-            self.side = SideChannel.from_fds(fds)
-        return True
-
-    def _read_exactly(self, nbytes: int) -> bool:
-        while (missing := nbytes - len(self._begun)) > 0:
-            try:
-                if isinstance(self.sock, socket.socket) and self._expects_side(nbytes):
-                    came, fds = receive_fds(self.sock, missing, 1)
-                    self._side_fds += fds
-                else:
-                    came = self.sock.recv(missing)
-            except BlockingIOError:
-                return False
-            if not came:
-                raise EOFError
-            self._begun += came
-        return True
-
-    def _expects_side(self, nbytes: int) -> bool:
-        return self.is_dialled and nbytes == VERDICT_BYTES and self.carries_references
-
-    def _hand_over_side(self, verdict: bytes) -> None:
-        self.side, theirs = SideChannel.pair()
-        with theirs:
-            fds = array.array("i", [theirs.fileno()])
-            assert isinstance(self.sock, socket.socket)
-            # The socket is new and all before was answered, so there is room for these few bytes.
-            self.sock.sendmsg([verdict], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
-
-    def open(self, peer: Incarnation, inbox: Inbox, segments: PeerSegments | None, arena: Arena | None) -> None:
-        """The handshake is over: from here on frames are exchanged. `arena`: where blocks sent by reference lie."""
-        self.state, self.peer, self.handshake = LinkState.OPEN, peer, None
-        self.inbox, self._segments, self._arena = inbox, segments, arena
+    def open(self, inbox: Inbox, segments: PeerSegments | None, arena: Arena) -> None:
+        """The handshake is over: from here on frames are exchanged. `segments`: what the peer shows us, on a Unix link,
+        where `arena`'s blocks then go by reference."""
+        self.state, self.proving = LinkState.OPEN, None
+        self.inbox, self._segments = inbox, segments
+        self._arena = None if segments is None else arena
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
@@ -233,10 +184,8 @@ class Link:
         self.outbox.clear()
         if self._segments is not None:
             self._segments.close()
-        if self.side is not None:
-            self.side.close()
-        while self._side_fds:
-            os.close(self._side_fds.pop())
+        if self.proving is not None:
+            self.proving.close()
         self.sock.close()
 
     def _hang_up_gently(self) -> None:
@@ -256,13 +205,13 @@ class Link:
         if not unknown:
             return True
         assert self._arena is not None
-        assert self.side is not None
+        assert self._segments is not None
         found = [(number, segment) for number in unknown if (segment := self._arena.segment(number)) is not None]
         if len(found) < len(unknown):
             return False  # private memory, or another arena's
         for first in range(0, len(found), MAX_FDS):
             batch = found[first : first + MAX_FDS]
-            if not self.side.send([segment for _, segment in batch]):
+            if not self._segments.side.send([segment for _, segment in batch]):
                 return False
             self.outbox.add(encode_segments([(number, segment.nbytes) for number, segment in batch]))
             self._announced.update(number for number, _ in batch)
