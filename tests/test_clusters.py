@@ -30,7 +30,7 @@ def test_two_servers_and_four_workers_are_ready_within_five_seconds_and_gone_aft
     with wl.Cluster(servers=2, workers=4) as cluster:
         assert time.monotonic() - began < 5
         names = [node.name for node in cluster.nodes()]
-        assert names == ["server-0", "server-1", "worker-0", "worker-1", "worker-2", "worker-3"]
+        assert names == ["manager", "server-0", "server-1", "worker-0", "worker-1", "worker-2", "worker-3"]
         assert all(node.state == "alive" and psutil.pid_exists(node.pid) for node in cluster.nodes())
         processes = descendants()
         assert len(processes) >= 7

@@ -28,6 +28,11 @@ class Hub(Protocol):
         """Memory from which this hub can send by reference, where its links allow it."""
         ...
 
+    @property
+    def copied_bytes(self) -> int:
+        """A private block of at most so many bytes is copied by `send`, and free again when it returns."""
+        ...
+
     def dial(self, peer: Incarnation, addresses: Sequence[str]) -> None:
         """Begin to open a link; does not block. LinkUp or LinkDown follows. Harmless when a link is open already."""
         ...

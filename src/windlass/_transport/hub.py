@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from windlass._transport.base import HubEvent
 from windlass._transport.doors import Doors
 from windlass._transport.inbox import Goodbye, Inbox, Scratch
-from windlass._transport.link import Link, LinkState
+from windlass._transport.link import MAX_COPIED_BYTES, Link, LinkState
 from windlass._transport.mapping import ContiguousViews
 from windlass._transport.options import TransportOptions
 from windlass._transport.pool import BufferPool
@@ -81,6 +81,10 @@ class SocketHub:
     @property
     def addresses(self) -> tuple[str, ...]:
         return self._doors.addresses
+
+    @property
+    def copied_bytes(self) -> int:
+        return MAX_COPIED_BYTES
 
     @property
     def has_unsent(self) -> bool:

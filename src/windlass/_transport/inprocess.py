@@ -51,6 +51,10 @@ class InProcessHub:
         return (f"inprocess:{self.me}",)
 
     @property
+    def copied_bytes(self) -> int:
+        return -1
+
+    @property
     def has_unsent(self) -> bool:
         return False
 

@@ -36,7 +36,7 @@ class Loop:
         if self._later:
             timeout = 0.0
         elif self._redial:
-            timeout = min(timeout or 0.0, REDIAL_SECONDS)
+            timeout = REDIAL_SECONDS if timeout is None else min(timeout, REDIAL_SECONDS)
         events = self.hub.poll(timeout)
         for event in events:
             self._perform(event)

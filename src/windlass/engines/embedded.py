@@ -37,7 +37,9 @@ class Store(WorkerStore):
             local=local,
         )
         loops = [
-            Loop(ManagerState(ManagerConfig(num_servers=1, num_workers=1)), manager_hub, "manager"),
+            Loop(
+                ManagerState(ManagerConfig(num_servers=1, num_workers=1, pid=os.getpid())), manager_hub, "manager"
+            ),
             Loop(ServerState(SERVER, server_hub.memory, server), server_hub, "server-0"),
         ]
         server_hub.dial(MANAGER, manager_hub.addresses)

@@ -35,7 +35,11 @@ def run_manager(channel: Channel, config: bytes) -> None:
     """Say on the channel where the manager listens, then manage until the channel closes."""
     node = msgspec.msgpack.decode(config, type=NodeConfig)
     with open_hub(MANAGER, node) as hub:
-        state = ManagerState(ManagerConfig(num_servers=node.num_servers, num_workers=node.num_workers))
+        state = ManagerState(
+            ManagerConfig(
+                num_servers=node.num_servers, num_workers=node.num_workers, pid=os.getpid(), addresses=hub.addresses
+            )
+        )
         channel.send(hub.addresses)
         _run(Loop(state, hub, "manager"), channel)
 

@@ -48,13 +48,17 @@ class ThreadEngine:
         servers, workers = self._counts
         hub = self._network.hub(MANAGER)
         self.manager = hub.addresses
-        self._serve(Loop(ManagerState(ManagerConfig(num_servers=servers, num_workers=workers)), hub, "manager"))
+        config = ManagerConfig(
+            num_servers=servers, num_workers=workers, pid=os.getpid(), addresses=hub.addresses
+        )
+        self._serve(Loop(ManagerState(config), hub, "manager"))
         for rank in range(servers):
             me = fresh_incarnation()
             hub = self._network.hub(me)
             join = Join(role=Role.SERVER, pid=os.getpid(), addresses=hub.addresses, rank=rank)
-            config = ServerConfig(join=join, manager=self.manager, local=self._local)
-            state = self._server_state(me, hub.memory, config)
+            state = self._server_state(
+                me, hub.memory, ServerConfig(join=join, manager=self.manager, local=self._local)
+            )
             hub.dial(MANAGER, self.manager)
             self._serve(Loop(state, hub, f"server-{rank}"))
         self._join_workers()

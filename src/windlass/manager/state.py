@@ -13,13 +13,15 @@ from typing import Any
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Event, LinkDown, Log, Received, Send
 from windlass.manager.placement import load_of, place
-from windlass.types import Generation, Incarnation, KeyId, KeySpec, Node, Role
+from windlass.types import MANAGER, Generation, Incarnation, KeyId, KeySpec, Node, Role
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerConfig:
     num_servers: int
     num_workers: int
+    pid: int = 0
+    addresses: tuple[str, ...] = ()
     term: int = 1
 
 
@@ -40,6 +42,14 @@ class ManagerState:
         self.config = config
         self.generation = Generation(config.term, 0)
         self.nodes: dict[Incarnation, Node] = {}
+        self._self = Node(
+            name="manager",
+            role=Role.MANAGER,
+            incarnation=MANAGER,
+            rank=0,
+            pid=config.pid,
+            addresses=config.addresses,
+        )
         self.departed: list[Node] = []
         self._drivers: set[Incarnation] = set()
         self._keys: dict[str, _Key] = {}
@@ -221,7 +231,8 @@ class ManagerState:
         names = {node.incarnation: node.name for node in (*self.departed, *self.nodes.values())}
         return {
             "generation": str(self.generation),
-            "nodes": [_plain(node, "alive") for node in sorted(self.nodes.values(), key=lambda n: (n.role, n.rank))]
+            "nodes": [_plain(self._self, "alive")]
+            + [_plain(node, "alive") for node in sorted(self.nodes.values(), key=lambda n: (n.role, n.rank))]
             + [_plain(node, "gone") for node in self.departed],
             "keys": {
                 key.spec.name: {

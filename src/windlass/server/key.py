@@ -216,25 +216,28 @@ class HeldKey(ABC):
             return []
         still: list[Waiting] = []
         effects: list[Effect] = []
+        copies: dict[tuple[int, int], Block] = {}  # readers of the same small piece share one copy of it
         for waiting in slot.waiting:
             if self.verdict(slot, waiting.peer, waiting.clock).admit:
-                effects.append(self._answer(slot, waiting))
+                effects.append(self._answer(slot, waiting, copies))
             else:
                 still.append(waiting)
         slot.waiting = still
         return effects
 
-    def _answer(self, slot: HeldSlot, waiting: Waiting) -> Send:
+    def _answer(self, slot: HeldSlot, waiting: Waiting, copies: dict[tuple[int, int], Block]) -> Send:
         lo, hi = waiting.lo, waiting.hi
         pins: tuple[int, ...] = ()
         itemsize = self.itemsize
         block = slot.dense.block
-        part = block.array[lo * itemsize : hi * itemsize]
-        if part.nbytes <= COPIED_BYTES:
-            data = Block(part.copy())
+        if (hi - lo) * itemsize <= COPIED_BYTES:
+            found = copies.get((lo, hi))
+            if found is None:
+                found = copies[(lo, hi)] = Block(block.array[lo * itemsize : hi * itemsize].copy())
+            data = found
         else:
             pins = (self._pins.pin(waiting.peer, block),)
-            data = Block(part, block.segment, block.offset + lo * itemsize)
+            data = Block(block.array[lo * itemsize : hi * itemsize], block.segment, block.offset + lo * itemsize)
         pulled = m.Pulled(
             pull=waiting.pull,
             key=self.id,
@@ -293,7 +296,8 @@ class HeldKey(ABC):
             return [Send(order.writer, m.Done(request=order.request))]
         for number, lo, hi in order.pieces:
             if number in self.slots:
-                effects.append(self._answer(self.slots[number], Waiting(order.reader, order.pull, -1, lo, hi, False)))
+                reader = Waiting(order.reader, order.pull, -1, lo, hi, False)
+                effects.append(self._answer(self.slots[number], reader, {}))
         return effects
 
     # --- work on data -----------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from windlass.worker.arrays import Like, as_bytes
 from windlass.worker.ops import KeyInfo, Part
 from windlass.worker.split import Pieces, position
 
+PAST_CACHE_BYTES = 8 << 20
+"""From this size on a value is copied past the cache: its reader would not find it there anyway."""
+
 _UNUSED = 2  # references that sys.getrefcount sees when nobody but the list holds an array
 
 
@@ -24,7 +27,7 @@ class Entry:
         self.like = Like(kind, key.spec.dtype, key.spec.shape)
         self._hub = hub
         self._results: list[Array] = []
-        self._buffers: list[tuple[Block, Array]] = []
+        self._buffers: list[tuple[Block, int]] = []  # and the address where each begins
         self._next_buffer = 0
         self._view: tuple[tuple[int, ...], Array] | None = None
 
@@ -36,7 +39,8 @@ class Entry:
         """The messages' contents for each server, and the blocks to free when they are done with. A plain array is
         copied, unless the caller will stay until the end (`may_borrow`); one of our own buffers goes as it is."""
         data = as_bytes(flat)
-        buffer = self._find_buffer(data)
+        copy = copier(data.nbytes)
+        buffer = self._find_buffer(data) if self._buffers else None
         owned: list[Block] = []
         parts: dict[Incarnation, list[Part]] = {}
         for server, wanted in pieces.items():
@@ -47,11 +51,13 @@ class Entry:
                 part = data[begin:end]
                 if buffer is not None:
                     blocks.append(Block(part, buffer[0].segment, buffer[0].offset + buffer[1] + begin))
+                elif part.nbytes <= self._hub.copied_bytes:  # it travels inside the frame
+                    blocks.append(Block(part if may_borrow else part.copy()))
                 elif may_borrow and not shares:
                     blocks.append(Block(part))
                 else:
                     block = self._hub.memory.allocate(part.nbytes)
-                    block.array[:] = part
+                    copy(block.array, part)
                     owned.append(block)
                     blocks.append(block)
             parts[server] = _group(wanted, blocks, together=shares)
@@ -59,21 +65,19 @@ class Entry:
 
     def buffer(self) -> Array:
         """One of the two buffers of this key, by turns."""
+        nbytes = self.key.spec.size * self.key.itemsize
         if len(self._buffers) < 2:
-            block = self._hub.dedicated(max(1, self.key.spec.size * self.key.spec.itemsize))
-            nbytes = self.key.spec.size * self.key.spec.itemsize
-            self._buffers.append((block, block.array[:nbytes].view(STORAGE[self.key.spec.dtype])))
-            return self._buffers[-1][1]
-        self._next_buffer = 1 - self._next_buffer
-        return self._buffers[1 - self._next_buffer][1]
+            block = self._hub.dedicated(max(1, nbytes))
+            self._buffers.append((block, block.array.__array_interface__["data"][0]))
+        else:
+            block = self._buffers[self._next_buffer][0]
+            self._next_buffer = 1 - self._next_buffer
+        return block.array[:nbytes].view(STORAGE[self.key.spec.dtype])
 
     def _find_buffer(self, data: Bytes) -> tuple[Block, int] | None:
         """The buffer that this memory lies in, and how far from its start."""
-        if not self._buffers:
-            return None
         address = data.__array_interface__["data"][0]
-        for block, _ in self._buffers:
-            start = block.array.__array_interface__["data"][0]
+        for block, start in self._buffers:
             if start <= address and address + data.nbytes <= start + block.array.nbytes:
                 return block, address - start
         return None
@@ -106,6 +110,15 @@ class Entry:
         return self._view[1]
 
 
+def copier(nbytes: int) -> Callable[[Bytes, Bytes], None]:
+    """How to copy the pieces of a value of this size."""
+    if nbytes < PAST_CACHE_BYTES:
+        return np.copyto
+    from windlass.store.copying import copy_past_cache  # here, because importing numba takes most of a second
+
+    return copy_past_cache
+
+
 def _group(pieces: tuple[Piece, ...], blocks: list[Block], *, together: bool) -> list[Part]:
     """One message for all where only references travel; else one for each piece, so that a link is never taken for
     longer than a chunk."""
@@ -123,6 +136,7 @@ class Landing:
         self.version = 0
         self._lo = lo
         self._bytes = None if flat is None else as_bytes(flat)
+        self._copy = copier(0 if flat is None else flat.nbytes)
         self._pieces: dict[Piece, Bytes] = {}
 
     def deliver(self, pulled: Any, data: tuple[Bytes, ...], is_shared: bool) -> None:
@@ -132,7 +146,7 @@ class Landing:
                 self._pieces[piece] = part if is_shared else part.copy()
             else:
                 begin, end = position(self.entry.key, piece, self._lo)
-                self._bytes[begin:end] = part
+                self._copy(self._bytes[begin:end], part)
 
     def array(self) -> Array:
         if self.flat is not None:
