@@ -9,7 +9,25 @@ from windlass.types import Bounded, Eventual, Node, Sequential
 from windlass.worker.task import Task
 
 __all__ = [
-    "FTRL", "SGD", "Adagrad", "Adam", "AdamW", "Bounded", "Cluster", "ClusterError", "Eventual", "LostRange", "Node", "PeerError",
-    "Reducer", "Sequential", "Store", "Task", "TimeoutError", "Updater", "UsageError", "WindlassError",
+    "FTRL",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Bounded",
+    "Cluster",
+    "ClusterError",
+    "Eventual",
+    "LostRange",
+    "Node",
+    "PeerError",
+    "Reducer",
+    "Sequential",
+    "Store",
+    "Task",
+    "TimeoutError",
+    "Updater",
+    "UsageError",
+    "WindlassError",
     "connect",
 ]

@@ -78,8 +78,20 @@ class Rule(msgspec.Struct, frozen=True):
 
 STORAGE: dict[str, np.dtype[Any]] = {
     name: np.dtype(name)
-    for name in ("float16", "float32", "float64", "bool", "int8", "int16", "int32", "int64",
-                 "uint8", "uint16", "uint32", "uint64")
+    for name in (
+        "float16",
+        "float32",
+        "float64",
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+    )
 } | {"bfloat16": np.dtype("uint16")}
 """The numpy dtype that holds each element type; bfloat16, which numpy lacks, travels and rests as its bits."""
 

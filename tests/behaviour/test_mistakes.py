@@ -50,9 +50,15 @@ def complaints(cluster, key, *calls):
         (lambda s, k: s.pull(k, range="ab"), r"range expected \(lo, hi\), got 'ab'"),
         (lambda s, k: s.pull(k, out=np.zeros(7, np.float32)), r"out expected float32 of shape \(8,\), got .*\(7,\)"),
         (lambda s, k: s.pull(k, out=np.broadcast_to(VALUE, (8,))), "out expected a writable array"),
-        (lambda s, k: s.create(k, np.zeros(5, np.float32), update="add"), r"'KEY' is declared already, shape was \(8,\), got \(5,\)"),
+        (
+            lambda s, k: s.create(k, np.zeros(5, np.float32), update="add"),
+            r"'KEY' is declared already, shape was \(8,\), got \(5,\)",
+        ),
         (lambda s, k: s.create(k, VALUE, update=wl.SGD(lr=1)), r"'KEY' is declared already, update was"),
-        (lambda s, k: s.create(k + "x", VALUE, consistency=wl.Bounded(1)), r"update='assign' expects Sequential\(\), got Bounded"),
+        (
+            lambda s, k: s.create(k + "x", VALUE, consistency=wl.Bounded(1)),
+            r"update='assign' expects Sequential\(\), got Bounded",
+        ),
         (lambda s, k: s.create("", VALUE), "a key is a string of 1 to 512 bytes, got ''"),
         (lambda s, k: s.create("x" * 600, VALUE), "a key is a string of 1 to 512 bytes"),
         (lambda s, k: s.create(k + "y", np.zeros(3, "complex64")), "expected a dtype among .*, got complex64"),
@@ -74,8 +80,10 @@ def test_hyper_that_differs_between_members_fails_the_round_for_all_and_the_next
     def work(store):
         store.create(key, np.zeros(4, np.float32), update=wl.SGD(lr=1.0))
         said = []
-        for attempt in (lambda h: store.push(key, np.ones(4, np.float32), hyper=h).wait(),
-                        lambda h: store.pushpull(key, np.ones(4, np.float32), hyper=h)):
+        for attempt in (
+            lambda h: store.push(key, np.ones(4, np.float32), hyper=h).wait(),
+            lambda h: store.pushpull(key, np.ones(4, np.float32), hyper=h),
+        ):
             try:
                 attempt({"lr": 0.1 * (1 + store.rank)})
             except wl.UsageError as error:
@@ -84,14 +92,18 @@ def test_hyper_that_differs_between_members_fails_the_round_for_all_and_the_next
 
     for said, value in cluster.run(work):
         assert len(said) == 2
-        assert f"hyper-parameters of round 1 of '{key}' differ: worker-0 {{'lr': 0.1}}, worker-1 {{'lr': 0.2}}" in said[0]
+        assert (
+            f"hyper-parameters of round 1 of '{key}' differ: worker-0 {{'lr': 0.1}}, worker-1 {{'lr': 0.2}}" in said[0]
+        )
         assert value == [-WORKERS] * 4
 
 
 def test_an_updater_that_raises_is_told_to_its_pushers_and_the_server_lives(cluster, key):
     def work(store):
         store.create(key, np.zeros(4, np.float32), update=Failing())
-        with pytest.raises(wl.UsageError, match=r"the update of '.*' failed: ArithmeticError: this updater always fails"):
+        with pytest.raises(
+            wl.UsageError, match=r"the update of '.*' failed: ArithmeticError: this updater always fails"
+        ):
             store.push(key, np.ones(4, np.float32)).wait()
         with pytest.raises(wl.UsageError, match="always fails"):
             store.pushpull(key, np.ones(4, np.float32))

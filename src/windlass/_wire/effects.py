@@ -12,7 +12,7 @@ from typing import Any
 from windlass._wire.messages import AnyMessage
 from windlass.types import Block, Bytes, Incarnation
 
-# --- events -----------------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Later:
 
 Event = Received | LinkUp | LinkDown | Sent | Tick | Later
 
-# --- effects ------------------------------------------------------------------------------------------------------------
+# --- effects --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

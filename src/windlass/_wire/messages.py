@@ -19,7 +19,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tr
     """Frozen, tagged, keyword-only. Fields are only ever added, at the end, with a default."""
 
 
-# --- joining, and who is here -------------------------------------------------------------------------------------
+# --- joining, and who is here ---------------------------------------------------------------------------------------
 
 
 class Join(Message, frozen=True):
@@ -110,7 +110,7 @@ class Refused(Message, frozen=True):
     reason: str
 
 
-# --- the data path ----------------------------------------------------------------------------------------------------
+# --- the data path --------------------------------------------------------------------------------------------------
 
 
 class Init(Message, frozen=True):
@@ -210,7 +210,7 @@ class Release(Message, frozen=True):
     pins: tuple[int, ...]
 
 
-# --- between servers ----------------------------------------------------------------------------------------------------
+# --- between servers ------------------------------------------------------------------------------------------------
 
 
 class Staged(Message, frozen=True):
@@ -232,7 +232,7 @@ class Close(Message, frozen=True):
     members: tuple[Incarnation, ...]
 
 
-# --- looking ----------------------------------------------------------------------------------------------------------
+# --- looking --------------------------------------------------------------------------------------------------------
 
 
 class Inspect(Message, frozen=True):
@@ -272,7 +272,31 @@ class Restore(Message, frozen=True):
 
 
 AnyMessage = (
-    Join | Membership | Abort | Declare | Lookup | Declared | Forget | Place | Placed | Done | Refused
-    | Init | Write | Commit | Attach | Push | Ack | Pull | Read | Pulled | Release | Staged | Close
-    | Inspect | Dump | Dumped | Restore
+    Join
+    | Membership
+    | Abort
+    | Declare
+    | Lookup
+    | Declared
+    | Forget
+    | Place
+    | Placed
+    | Done
+    | Refused
+    | Init
+    | Write
+    | Commit
+    | Attach
+    | Push
+    | Ack
+    | Pull
+    | Read
+    | Pulled
+    | Release
+    | Staged
+    | Close
+    | Inspect
+    | Dump
+    | Dumped
+    | Restore
 )

@@ -90,9 +90,7 @@ class Keeper:
         self.servers = frozenset(servers)
         self._reports: dict[Incarnation, tuple[int, Generation, frozenset[Incarnation]]] = {}
 
-    def report(
-        self, server: Incarnation, round: int, generation: Generation, members: Iterable[Incarnation]
-    ) -> None:
+    def report(self, server: Incarnation, round: int, generation: Generation, members: Iterable[Incarnation]) -> None:
         self._reports[server] = (round, generation, frozenset(members))
 
     def verdict(self, round: int, generation: Generation) -> frozenset[Incarnation] | None:

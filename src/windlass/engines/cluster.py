@@ -118,7 +118,9 @@ def connect(*, manager: str | None = None, token: str | None = None, rank: int |
 def _options(consistency: Consistency | None, options: dict[str, Any]) -> Options:
     unknown = sorted(set(options) - set(Options.__struct_fields__))
     if unknown:
-        raise UsageError(f"Cluster() got unknown options {', '.join(unknown)}; known: {', '.join(Options.__struct_fields__)}")
+        raise UsageError(
+            f"Cluster() got unknown options {', '.join(unknown)}; known: {', '.join(Options.__struct_fields__)}"
+        )
     chosen = msgspec.structs.replace(Options(), consistency=consistency or Sequential(), **options)
     chosen.for_store()  # checks them
     return chosen

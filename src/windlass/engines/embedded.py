@@ -37,15 +37,13 @@ class Store(WorkerStore):
             local=local,
         )
         loops = [
-            Loop(
-                ManagerState(ManagerConfig(num_servers=1, num_workers=1, pid=os.getpid())), manager_hub, "manager"
-            ),
+            Loop(ManagerState(ManagerConfig(num_servers=1, num_workers=1, pid=os.getpid())), manager_hub, "manager"),
             Loop(ServerState(SERVER, server_hub.memory, server), server_hub, "server-0"),
         ]
         server_hub.dial(MANAGER, manager_hub.addresses)
 
         def others_work() -> bool:
-            return any([loop.turn(0) for loop in loops])
+            return any(loop.turn(0) for loop in loops)
 
         hub = network.hub(WORKER, others_work)
         join = Join(role=Role.WORKER, pid=os.getpid(), addresses=())
@@ -53,4 +51,3 @@ class Store(WorkerStore):
         client = Client(hub, state, timeout=chosen.timeout, warn_seconds=chosen.warn_seconds, is_eager=True)
         client.join(manager_hub.addresses, timeout=5.0)
         super().__init__(client, chosen, local)
-

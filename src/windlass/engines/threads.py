@@ -48,17 +48,13 @@ class ThreadEngine:
         servers, workers = self._counts
         hub = self._network.hub(MANAGER)
         self.manager = hub.addresses
-        config = ManagerConfig(
-            num_servers=servers, num_workers=workers, pid=os.getpid(), addresses=hub.addresses
-        )
+        config = ManagerConfig(num_servers=servers, num_workers=workers, pid=os.getpid(), addresses=hub.addresses)
         self._serve(Loop(ManagerState(config), hub, "manager"))
         for rank in range(servers):
             me = fresh_incarnation()
             hub = self._network.hub(me)
             join = Join(role=Role.SERVER, pid=os.getpid(), addresses=hub.addresses, rank=rank)
-            state = self._server_state(
-                me, hub.memory, ServerConfig(join=join, manager=self.manager, local=self._local)
-            )
+            state = self._server_state(me, hub.memory, ServerConfig(join=join, manager=self.manager, local=self._local))
             hub.dial(MANAGER, self.manager)
             self._serve(Loop(state, hub, f"server-{rank}"))
         self._join_workers()
@@ -93,9 +89,7 @@ class ThreadEngine:
         hub = self._network.hub(me)
         options = self._options.for_store()
         state = WorkerState(me, Join(role=role, pid=os.getpid(), addresses=(), rank=rank), self.manager)
-        client = Client(
-            hub, state, timeout=options.timeout, warn_seconds=options.warn_seconds, is_eager=False
-        )
+        client = Client(hub, state, timeout=options.timeout, warn_seconds=options.warn_seconds, is_eager=False)
         client.join(self.manager, 10.0)
         kind = DriverStore if role is Role.DRIVER else Store
         return kind(client, options, self._local)

@@ -24,7 +24,9 @@ def place(spec: KeySpec, load: Mapping[Incarnation, int]) -> tuple[Incarnation, 
     return tuple(server for server in order for _ in range(dealt[server]))
 
 
-def load_of(servers: Iterable[Incarnation], keys: Iterable[tuple[KeySpec, tuple[Incarnation, ...]]]) -> dict[Incarnation, int]:
+def load_of(
+    servers: Iterable[Incarnation], keys: Iterable[tuple[KeySpec, tuple[Incarnation, ...]]]
+) -> dict[Incarnation, int]:
     """Bytes of values placed on each server. A zero-size slot counts one byte: it costs its server messages."""
     load = dict.fromkeys(servers, 0)
     for spec, slots in keys:

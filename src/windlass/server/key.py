@@ -32,7 +32,7 @@ MAX_REFUSED = 64
 class Members:
     """The workers of the current generation, and the rank of everyone seen so far (the departed included)."""
 
-    generation: Generation = Generation(0, 0)
+    generation: Generation = field(default_factory=lambda: Generation(0, 0))
     live: dict[Incarnation, str] = field(default_factory=dict)
     ranks: dict[Incarnation, int] = field(default_factory=dict)
 
@@ -197,9 +197,7 @@ class HeldKey(ABC):
             effects += self.answer_waiting(self.slots[number])
         return effects
 
-    def _wait_for(
-        self, peer: Incarnation, pull: int, clock: int, pieces: tuple[m.Piece, ...], *, rides: bool
-    ) -> None:
+    def _wait_for(self, peer: Incarnation, pull: int, clock: int, pieces: tuple[m.Piece, ...], *, rides: bool) -> None:
         for number, lo, hi in pieces:
             self.slots[number].waiting.append(Waiting(peer, pull, clock, lo, hi, rides))
 
@@ -266,9 +264,19 @@ class HeldKey(ABC):
         for slot in self.slots.values():
             for one in slot.waiting:
                 piece = (slot.number, one.lo, one.hi)
-                effects.append(Send(one.peer, m.Pulled(
-                    pull=one.pull, key=self.id, clock=one.clock, version=self.version, pieces=(piece,), error=gone
-                )))
+                effects.append(
+                    Send(
+                        one.peer,
+                        m.Pulled(
+                            pull=one.pull,
+                            key=self.id,
+                            clock=one.clock,
+                            version=self.version,
+                            pieces=(piece,),
+                            error=gone,
+                        ),
+                    )
+                )
             self._pins.retire(slot.dense.block)
         effects += [Send(peer, m.Refused(request=ask, is_usage=True, reason=gone)) for peer, ask in self._attaching]
         return effects

@@ -11,7 +11,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass._wire import messages as m
-from windlass._wire.effects import Dial, Effect, Event, Later, LinkDown, LinkUp, Log, Received, Recycle, Send, Sent, Stop
+from windlass._wire.effects import (
+    Dial,
+    Effect,
+    Event,
+    Later,
+    LinkDown,
+    LinkUp,
+    Log,
+    Received,
+    Recycle,
+    Send,
+    Sent,
+    Stop,
+)
 from windlass.errors import UsageError
 from windlass.server.arrival import ArrivalKey
 from windlass.server.key import HeldKey, Members
@@ -21,7 +34,6 @@ from windlass.store.dense import DenseSlot
 from windlass.store.reduce import resolve_reducer
 from windlass.store.update import resolve_updater
 from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation, KeyId, Memory, Node, Role, Sequential
-
 
 MAX_EARLY_MESSAGES = 256
 
@@ -284,8 +296,7 @@ class ServerState:
     ) -> list[Effect]:
         slot = key.slots[restore.slot]
         arrays = {
-            name: part.copy().view(dtype)
-            for name, dtype, part in zip(restore.names, restore.dtypes, data, strict=True)
+            name: part.copy().view(dtype) for name, dtype, part in zip(restore.names, restore.dtypes, data, strict=True)
         }
         old = slot.dense.restore(arrays, restore.meta["slot"], is_pinned=self._pins.is_pinned(slot.dense.block))
         self._pins.retire(old)

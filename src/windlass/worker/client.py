@@ -138,7 +138,9 @@ class Client:
         op = next((op for op in self.state.ops.values() if op.owner is task), None)
         if op is None:
             peer = next((request.peer for request in self.state.requests.values()), None)
-            return "it waits for tasks that come before it" if peer is None else f"no answer from {self.state.name(peer)}"
+            return (
+                "it waits for tasks that come before it" if peer is None else f"no answer from {self.state.name(peer)}"
+            )
         op.disown()
         said: dict[str, str] = {}
         for peer in op.waits_for():

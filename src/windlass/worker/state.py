@@ -63,7 +63,7 @@ class WorkerState:
                 return self._ask(request)
             case LinkUp(peer=peer):
                 return self._on_link_up(peer)
-            case LinkDown(peer=peer, reason=reason):
+            case LinkDown(peer=peer):
                 return self._on_link_down(peer, now)
             case Tick():
                 return self._on_tick(now)
@@ -250,7 +250,9 @@ class WorkerState:
             op.key.open_pulls -= 1
         return [_finish(op, error), *self.pump(op.key)]
 
-    def _on_answer(self, answer: m.Done | m.Refused | m.Declared | m.Dumped, data: tuple[Bytes, ...]) -> list[Effect | Call]:
+    def _on_answer(
+        self, answer: m.Done | m.Refused | m.Declared | m.Dumped, data: tuple[Bytes, ...]
+    ) -> list[Effect | Call]:
         request = self.requests.get(answer.request)
         if request is None:
             return [Recycle(data)]

@@ -88,9 +88,7 @@ class Store:
             consistency=policy,
             chunk_bytes=self.options.chunk_bytes,
         )
-        declared, _ = self._client.request(
-            MANAGER, lambda n: m.Declare(request=n, spec=spec), f"create('{key}')"
-        )
+        declared, _ = self._client.request(MANAGER, lambda n: m.Declare(request=n, spec=spec), f"create('{key}')")
         known = self._entries.get(key)
         if known is None or known.key.id != declared.key:
             self._open(declared, like.kind, flat)
@@ -116,7 +114,9 @@ class Store:
                     self._client.hub.memory.free(block)
         if not self.is_driver:
             done, _ = self._client.request(
-                key.keeper, lambda n: m.Attach(request=n, key=key.id), f"create('{name}'), which waits for rank 0's value,"
+                key.keeper,
+                lambda n: m.Attach(request=n, key=key.id),
+                f"create('{name}'), which waits for rank 0's value,",
             )
             key.clock = key.since = int(done.detail)
             for server in key.whole:
@@ -291,11 +291,15 @@ class Store:
         expected = (hi - lo,) if is_range else spec.shape
         if like.shape != expected and not (is_range and flat.size == hi - lo):
             raise UsageError(f"push('{spec.name}'): expected shape {expected}, got {like.shape}")
-        if like.dtype != spec.dtype and not (like.kind == "numpy" and spec.dtype == "bfloat16" and like.dtype == "uint16"):
+        if like.dtype != spec.dtype and not (
+            like.kind == "numpy" and spec.dtype == "bfloat16" and like.dtype == "uint16"
+        ):
             raise UsageError(f"push('{spec.name}'): expected dtype {spec.dtype}, got {like.dtype}")
         if self.options.check_finite and not is_finite(flat, spec.dtype):
             where = int(np.flatnonzero(~np.isfinite(flat))[0]) if flat.dtype.kind == "f" else 0
-            raise UsageError(f"push('{spec.name}'): expected finite values, got NaN or infinity (first at {lo + where})")
+            raise UsageError(
+                f"push('{spec.name}'): expected finite values, got NaN or infinity (first at {lo + where})"
+            )
         return flat
 
     # --- memory and waiting -----------------------------------------------------------------------------------------
@@ -415,10 +419,14 @@ class DriverStore(Store):
         )
 
     def push(self, *args: Any, **kwargs: Any) -> Task:
-        raise UsageError("the driver is no worker and cannot push; use assign(), or push in the function given to run()")
+        raise UsageError(
+            "the driver is no worker and cannot push; use assign(), or push in the function given to run()"
+        )
 
     def pushpull(self, *args: Any, **kwargs: Any) -> Any:
-        raise UsageError("the driver is no worker and cannot push; use assign(), or push in the function given to run()")
+        raise UsageError(
+            "the driver is no worker and cannot push; use assign(), or push in the function given to run()"
+        )
 
     def barrier(self, timeout: float | None = None) -> None:
         raise UsageError("the driver is no worker and takes part in no barrier")
