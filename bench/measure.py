@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-COPY_BYTES = 128 << 20
+COPY_BYTES = 256 << 20  # above the size from which glibc writes past the cache, as a floor should
 
 
 @dataclass(frozen=True, slots=True)
