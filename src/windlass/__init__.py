@@ -1,5 +1,8 @@
 """Windlass: a parameter server and gradient-synchronisation library. Push gradients, pull parameters."""
 
+import importlib
+from typing import Any
+
 from windlass.engines.cluster import Cluster, connect
 from windlass.engines.embedded import Store
 from windlass.errors import ClusterError, LostRange, PeerError, TimeoutError, UsageError, WindlassError
@@ -31,3 +34,10 @@ __all__ = [
     "WindlassError",
     "connect",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`windlass.torch` is imported when it is first named, because torch is an extra and takes seconds to import."""
+    if name == "torch":
+        return importlib.import_module("windlass.torch")
+    raise AttributeError(f"module 'windlass' has no attribute {name!r}")

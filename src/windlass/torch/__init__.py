@@ -1,0 +1,5 @@
+"""For PyTorch. Needs the extra `windlass[torch]`."""
+
+from windlass.torch.optim import Optim
+
+__all__ = ["Optim"]
