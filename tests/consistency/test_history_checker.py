@@ -68,7 +68,8 @@ def test_a_push_counted_twice_is_named_with_worker_key_and_pull() -> None:
     scene.push(1, 1)
     scene.pull(0, 1, BOTH, BOTH, times=2)
     assert scene.judge().violations[0].reason == (
-        "once: worker-0, 'w', call 2 (pull after 1 pushes), slot 0: expected push 1 of worker-0 at most once, got 2 times"
+        "once: worker-0, 'w', call 2 (pull after 1 pushes), slot 0: "
+        "expected push 1 of worker-0 at most once, got 2 times"
     )
 
 
@@ -105,7 +106,8 @@ def test_a_pull_without_an_own_earlier_push_is_named(policy: Consistency) -> Non
     scene.push(0, 1, is_acked=False)
     scene.push(1, 1, is_acked=False)
     scene.pull(0, 1, [(1, 1)], BOTH)
-    assert "own pushes: worker-0, 'w', call 2 (pull after 1 pushes), slot 0: expected own push 1" in scene.judge().reason
+    where = "worker-0, 'w', call 2 (pull after 1 pushes), slot 0"
+    assert f"own pushes: {where}: expected own push 1 to be in, got it is not" in scene.judge().reason
 
 
 def test_a_gap_in_a_workers_pushes_is_named() -> None:
@@ -213,5 +215,6 @@ def test_an_acknowledged_push_missing_from_the_final_value_is_named() -> None:
     scene = Scene(Eventual())
     scene.push(1, 1)
     assert scene.judge(scene.value([(1, 1)], [])).reason == (
-        "acknowledged: everybody, 'w', the final value, slot 1: expected acknowledged push 1 of worker-1 to be in, got it is not"
+        "acknowledged: everybody, 'w', the final value, slot 1: "
+        "expected acknowledged push 1 of worker-1 to be in, got it is not"
     )

@@ -38,7 +38,8 @@ class Violation:
 
     @property
     def reason(self) -> str:
-        return f"{self.rule}: {self.worker}, '{self.key}', {self.where}, slot {self.slot}: expected {self.expected}, got {self.got}"
+        where = f"{self.worker}, '{self.key}', {self.where}, slot {self.slot}"
+        return f"{self.rule}: {where}: expected {self.expected}, got {self.got}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +157,11 @@ class _KeyJudge:
                         continue
                     matched += 1
                     seen.last_in = push.clock
-                    who = self.logs[index].name
+                    which = f"push {push.clock} of {self.logs[index].name}"
                     if count != 1:
-                        self._fail("once", puller, where, slot, f"push {push.clock} of {who} at most once", f"{count} times")
+                        self._fail("once", puller, where, slot, f"{which} at most once", f"{count} times")
                     if push.invoked > until:
-                        self._fail("causal", puller, where, slot, f"no push {push.clock} of {who} before it was made", "it")
+                        self._fail("causal", puller, where, slot, f"no {which} before it was made", "it")
                 row.append(seen)
             found.append((slot, row))
         nonzero = int(np.count_nonzero(value))
@@ -193,8 +194,8 @@ class _KeyJudge:
             self._bound_cut(puller, where, slot, index, seen, clock)
         elif seen.first_out <= clock:
             self._fail("sequential", puller, where, slot, expected, f"no push {seen.first_out}")
-        elif self._made(index, until) < clock:  # nothing marks a push that was never made
-            self._fail("sequential", puller, where, slot, expected, f"an answer when it had made {self._made(index, until)}")
+        elif (made := self._made(index, until)) < clock:  # nothing marks a push that was never made
+            self._fail("sequential", puller, where, slot, expected, f"an answer when it had made {made}")
 
     def _bound_cut(self, puller: str, where: str, slot: int, index: int, seen: _Seen, clock: int) -> None:
         """The last push of a departed worker counts everywhere or nowhere: all pulls must agree on one cut."""

@@ -22,7 +22,7 @@ from windlass.store.dense import DenseSlot
 from windlass.testing.explorer import Limits
 from windlass.types import Bounded, Eventual, Generation, Incarnation, Sequential
 
-# --- a resend counts twice ----------------------------------------------------------------------------------------------
+# --- a resend counts twice --------------------------------------------------------------------------------------------
 
 
 class _ResendCountsInRound(SequentialKey):
@@ -46,7 +46,7 @@ class CountsResends(ServerState):
     arrival_key = _ResendCountsOnArrival
 
 
-# --- a round without one of its members ---------------------------------------------------------------------------------
+# --- a round without one of its members -------------------------------------------------------------------------------
 
 
 class _RoundLacksOne(SequentialKey):
@@ -63,7 +63,7 @@ class DropsMember(ServerState):
     sequential_key = _RoundLacksOne
 
 
-# --- a pull that does not wait ------------------------------------------------------------------------------------------
+# --- a pull that does not wait ----------------------------------------------------------------------------------------
 
 
 class _PullsEarlyInRound(SequentialKey):
@@ -92,7 +92,7 @@ class AllowsMoreDelay(ServerState):
     arrival_key = _PullsEarlyOnArrival
 
 
-# --- an acknowledgement of what is not done -----------------------------------------------------------------------------
+# --- an acknowledgement of what is not done ---------------------------------------------------------------------------
 
 
 class _AcksStagedRound(SequentialKey):
@@ -114,7 +114,7 @@ class AcksEarly(ServerState):
     arrival_key = _AcksOnArrival
 
 
-# --- decisions made alone -----------------------------------------------------------------------------------------------
+# --- decisions made alone ---------------------------------------------------------------------------------------------
 
 
 class _DecidesAlone(SequentialKey):
@@ -150,7 +150,7 @@ class IgnoresGeneration(ServerState):
     sequential_key = _TrustsOldReports
 
 
-# --- the list -----------------------------------------------------------------------------------------------------------
+# --- the list ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

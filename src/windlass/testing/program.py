@@ -51,6 +51,7 @@ class _Edge:
 
     memory: PoisonedHeap
     is_shared: bool
+    copied_bytes: int = -1
 
     def shares_memory_with(self, peer: Incarnation) -> bool:
         return self.is_shared

@@ -9,7 +9,7 @@ import numpy as np
 from windlass.types import Array, KeyId
 
 if TYPE_CHECKING:
-    from windlass.testing.explorer import World
+    from windlass.testing.world import World
 
 
 def at_rest(world: World) -> str:
@@ -22,7 +22,8 @@ def at_rest(world: World) -> str:
         for op in state.ops.values():
             verb = "pull" if op.push is None else "push"
             whom = ", ".join(world.name(peer) for peer in sorted(op.waits_for()))
-            left.append(f"stuck: {name}: {verb} {op.clock} of '{op.key.spec.name}' waits for {whom}{_why(world, me, op.key.id)}")
+            why = _why(world, me, op.key.id)
+            left.append(f"stuck: {name}: {verb} {op.clock} of '{op.key.spec.name}' waits for {whom}{why}")
         for request in state.requests.values():
             left.append(f"stuck: {name}: {type(request.make(0)).__name__} to {world.name(request.peer)} has no answer")
         if not worker.is_over and not left:

@@ -1,0 +1,240 @@
+"""All nodes of one explored run, and the order in which things happen to them: drawn from the seed, nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from windlass._wire import messages as m
+from windlass._wire.effects import Dial, Hangup, Later, LinkDown, Recycle, Send, Stop, Tick
+from windlass.manager.state import ManagerConfig, ManagerState
+from windlass.server.state import ServerConfig, ServerState
+from windlass.testing.faults import draw_faults, next_fault
+from windlass.testing.history import History, KeyShape, Pulled, WorkerLog
+from windlass.testing.network import Box, Network, PoisonedHeap
+from windlass.testing.program import Condition, Plan, Program
+from windlass.testing.rest import at_rest, final_values
+from windlass.testing.story import event_text
+from windlass.types import MANAGER, Bounded, Consistency, Eventual, Incarnation, Role, Sequential
+from windlass.worker.ops import Op, Request
+from windlass.worker.state import Call, Submit, WorkerState
+
+FIRST_WORKER = 10
+MAX_STEPS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the seeds may draw. The defaults draw everything; a test that looks for one thing narrows them."""
+
+    servers: tuple[int, int] = (1, 3)
+    workers: tuple[int, int] = (2, 4)
+    keys: tuple[int, int] = (1, 2)
+    clock: tuple[int, int] = (2, 4)
+    consistencies: tuple[Consistency, ...] = (Sequential(), Bounded(1), Bounded(2), Eventual())
+    breaks: int = 4
+    departures: int = 1
+    zombies: int = 1
+    joins: int = 1
+    large: float = 0.05
+    """How often slots are so large that replies go from where they lie, under a pin, instead of by copy."""
+
+
+@dataclass(slots=True, eq=False)
+class WorkerNode:
+    """A worker of the run: its state machine and the program that calls it."""
+
+    state: WorkerState
+    log: WorkerLog
+    program: Program = field(init=False)
+    steps: Any = None
+    waits_for: Condition | None = None
+    is_over: bool = False
+
+
+class _Step:
+    """Event of the rig: go on with this worker's program."""
+
+    def __repr__(self) -> str:
+        return "goes on"
+
+
+class World:
+    """All nodes of one run. `run` takes it to its end."""
+
+    def __init__(self, seed: int, limits: Limits, server: type[ServerState], tells: bool) -> None:
+        self.rng = rng = random.Random(seed)
+        self.limits = limits
+        self.tells = tells
+        self.story: list[str] = []
+        self.now = 0
+        self.large = rng.random() < limits.large
+        self.net = Network(rng, is_shared=rng.random() < 0.5)
+        self.plan = self._draw_plan()
+        num_workers = self.plan.num_seats - limits.joins
+        num_servers = rng.randint(*limits.servers)
+        self.manager = ManagerState(ManagerConfig(num_servers=num_servers, num_workers=num_workers))
+        self.servers: dict[Incarnation, ServerState] = {}
+        self.heaps: dict[Incarnation, PoisonedHeap] = {}
+        self.workers: dict[Incarnation, WorkerNode] = {}
+        self.sent: set[tuple[Any, ...]] = set()
+        for number in range(1, num_servers + 1):
+            me = Incarnation(number)
+            self.heaps[me] = PoisonedHeap()
+            join = m.Join(role=Role.SERVER, pid=number, addresses=(str(number),), rank=number - 1)
+            self.servers[me] = server(me, self.heaps[me], ServerConfig(join=join, manager=()))
+            self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
+        for _ in range(num_workers):
+            self.add_worker(is_joiner=False)
+        self.faults = draw_faults(rng, limits)
+        self.hurry = rng.choice((0.002, 0.01, 0.03))
+        self.candidates = rng.randint(1, 3)
+        self.disturbs_start = rng.random() < 0.3
+
+    def _draw_plan(self) -> Plan:
+        rng, limits = self.rng, self.limits
+        num_seats = rng.randint(*limits.workers) + limits.joins
+        clock = rng.randint(*limits.clock)
+        keys = []
+        for number in range(rng.randint(*limits.keys)):
+            slot_size = 2100 if self.large else num_seats * clock
+            shape = KeyShape(f"k{number}", rng.choice(limits.consistencies), slot_size, rng.randint(1, 4))
+            keys.append(shape)
+        order = [number for number in range(len(keys)) for _ in range(clock)]
+        rng.shuffle(order)
+        return Plan(keys, order, clock, num_seats, ranges=rng.choice((0.0, 0.5)), waits=rng.choice((0.2, 0.6, 1.0)))
+
+    def add_worker(self, *, is_joiner: bool) -> None:
+        seat = len(self.workers)
+        me = Incarnation(FIRST_WORKER + seat)
+        rank = -1 if is_joiner else seat
+        join = m.Join(role=Role.WORKER, pid=int(me), addresses=(), rank=rank)
+        log = WorkerLog(f"worker-{seat}")
+        if is_joiner:  # nobody may wait for it on a key, nor expect pushes of it, before it is told where it starts
+            log.since = {shape.name: self.plan.clock for shape in self.plan.keys}
+            log.entered = {shape.name: float(MAX_STEPS) for shape in self.plan.keys}
+        worker = WorkerNode(WorkerState(me, join, ()), log)
+        worker.program = Program(
+            self.plan, seat, worker.log, random.Random(self.rng.random()),
+            submit=lambda work: self._submit(me, work), now=lambda: float(self.now),
+            rank=lambda: worker.state.rank, is_shared=self.net.is_shared, is_joiner=is_joiner,
+        )  # fmt: skip
+        worker.steps = worker.program.run()
+        worker.waits_for = lambda: worker.state.is_joined
+        self.workers[me] = worker
+        self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """Until nothing is under way. Gives what is left waiting then, in words; it should be nothing."""
+        net, rng = self.net, self.rng
+        busy = net.busy
+        try:
+            while busy:
+                self.now += 1
+                if self.now > MAX_STEPS:
+                    return f"still busy after {MAX_STEPS} steps"
+                if self.faults and rng.random() < self.hurry and self._is_under_way():
+                    next_fault(self)
+                    continue
+                box = busy[int(rng.random() * len(busy))]
+                for _ in range(self.candidates - 1):
+                    other = busy[int(rng.random() * len(busy))]
+                    if other.priority > box.priority:
+                        box = other
+                self._deliver(box, net.take(box))
+                net.shots.delivered += 1
+        except Exception as error:  # a state machine must never raise, whatever comes
+            import traceback
+
+            return f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
+        return at_rest(self)
+
+    def _is_under_way(self) -> bool:
+        """Whether there is something worth disturbing: most runs are left alone until somebody pushes."""
+        return self.disturbs_start or any(worker.program.is_ready for worker in self.workers.values())
+
+    def _deliver(self, box: Box, event: Any) -> None:
+        node = box.node
+        if self.tells:
+            self.tell(f"{self.name(node)} <- {box.source.replace('from ', '')}: {event_text(event)}")
+        if isinstance(event, Dial):
+            self.net.connect(node, event.peer)
+            return
+        if node == MANAGER:
+            self._perform(node, self.manager.handle(event, self.now))
+        elif node in self.servers:
+            self._perform(node, self.servers[node].handle(event, self.now))
+        else:
+            worker = self.workers[node]
+            if isinstance(event, _Step):
+                self._go_on(worker)
+            else:
+                self._perform(node, worker.state.handle(event, self.now))
+                if isinstance(event, LinkDown):
+                    self.net.put(self.net.box(node, "tick"), Tick())
+            self._wake(node, worker)
+
+    def _go_on(self, worker: WorkerNode) -> None:
+        try:
+            worker.waits_for = next(worker.steps)
+        except StopIteration:
+            worker.is_over = True
+
+    def _wake(self, node: Incarnation, worker: WorkerNode) -> None:
+        """If what the program waits for has come true, let it go on some time."""
+        if not worker.is_over and worker.waits_for is not None and worker.waits_for():
+            worker.waits_for = None
+            self.net.put(self.net.box(node, "program"), _Step())  # type: ignore[arg-type]
+
+    def _submit(self, me: Incarnation, work: Op | Request) -> None:
+        self._perform(me, self.workers[me].state.handle(Submit(work), self.now))
+
+    def _perform(self, node: Incarnation, effects: Iterable[Any]) -> None:
+        net = self.net
+        for effect in effects:
+            if isinstance(effect, Send):
+                self._send(node, effect)
+            elif isinstance(effect, Call):
+                effect.function()
+            elif isinstance(effect, Recycle):
+                net.recycle(effect.data)
+            elif isinstance(effect, Later):
+                net.put(net.box(node, "later"), effect)
+            elif isinstance(effect, Dial):
+                net.put(net.box(node, "dial"), effect)  # type: ignore[arg-type]
+            elif isinstance(effect, Hangup):
+                net.disconnect(node, effect.peer, effect.reason)
+            elif isinstance(effect, Stop):
+                raise AssertionError(f"{self.name(node)} stopped: {effect.reason}")
+
+    def _send(self, node: Incarnation, send: Send) -> None:
+        if not self.net.send(node, send):
+            return
+        message = send.message
+        if isinstance(message, m.Push):
+            which = (node, send.peer, message.key, message.clock, message.part)
+            if which in self.sent:
+                self.net.shots.resends += 1
+            self.sent.add(which)
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+
+    def history(self) -> History:
+        logs = []
+        for worker in self.workers.values():
+            answered = [one for one in worker.log.events if not isinstance(one, Pulled) or one.responded]
+            logs.append(replace(worker.log, events=answered))
+        return History({shape.name: shape for shape in self.plan.keys}, logs, final_values(self))
+
+    def name(self, node: Incarnation) -> str:
+        if node == MANAGER:
+            return "manager"
+        return f"server-{node - 1}" if node < FIRST_WORKER else f"worker-{node - FIRST_WORKER}"
+
+    def tell(self, text: str) -> None:
+        if self.tells:
+            self.story.append(f"{self.now:4d} {text}")
