@@ -9,8 +9,8 @@ that one `handle` touches one chunk. A key's units are done in the order they we
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Later, Log, Recycle, Send
@@ -85,8 +85,18 @@ class End:
     acks: tuple[Incarnation, ...]
 
 
+@dataclass(slots=True)
+class Put:
+    """Unit of work: set elements lo to hi of a slot, as the driver wants them."""
+
+    slot: int
+    lo: int
+    hi: int
+    data: Bytes
+
+
 Order = m.Read | m.Commit
-Unit = Apply | End | m.Read | m.Commit
+Unit = Apply | End | Put | m.Read | m.Commit
 
 
 class HeldKey(ABC):
@@ -292,16 +302,20 @@ class HeldKey(ABC):
         effects: list[Effect] = []
         if self.keeper == self.me and sender not in self.servers:
             effects += [Send(server, order) for server in self.servers if server != self.me]
+        if isinstance(order, m.Commit):
+            puts = [Put(*piece, part) for piece, part in self._writes.pop(order.writer, [])]
+            return effects + self.queue([*puts, order])
         return effects + self.queue([order])
 
+    def _put(self, put: Put) -> None:
+        slot = self.slots[put.slot]
+        is_pinned = self._pins.is_pinned(slot.dense.block)
+        self._pins.retire(slot.dense.write(put.lo, put.hi, put.data, is_pinned=is_pinned))
+
     def _carry_out(self, order: Order) -> list[Effect]:
-        effects: list[Effect] = []
         if isinstance(order, m.Commit):
-            for (number, lo, hi), part in self._writes.pop(order.writer, []):
-                slot = self.slots[number]
-                is_pinned = self._pins.is_pinned(slot.dense.block)
-                self._pins.retire(slot.dense.write(lo, hi, part, is_pinned=is_pinned))
             return [Send(order.writer, m.Done(request=order.request))]
+        effects: list[Effect] = []
         for number, lo, hi in order.pieces:
             if number in self.slots:
                 reader = Waiting(order.reader, order.pull, -1, lo, hi, False)
@@ -310,7 +324,7 @@ class HeldKey(ABC):
 
     # --- work on data -----------------------------------------------------------------------------------------------
 
-    def queue(self, units: list[Any]) -> list[Effect]:
+    def queue(self, units: Sequence[Unit]) -> list[Effect]:
         """Do the first unit that touches data and all that cost nothing; the rest comes back as Later."""
         effects: list[Effect] = []
         may_touch = True
@@ -332,7 +346,12 @@ class HeldKey(ABC):
     def _do(self, unit: Unit) -> list[Effect]:
         if isinstance(unit, Apply):
             return self._apply(unit)
-        return self.end(unit) if isinstance(unit, End) else self._carry_out(unit)
+        if isinstance(unit, End):
+            return self.end(unit)
+        if isinstance(unit, Put):
+            self._put(unit)
+            return []
+        return self._carry_out(unit)
 
     def _apply(self, unit: Apply) -> list[Effect]:
         slot = self.slots[unit.slot]

@@ -43,6 +43,8 @@ def look(value: Any, what: str) -> tuple[Like, Array]:
         host = np.asarray(value) if dtype == "bfloat16" else np.from_dlpack(value)
         return Like("jax", _known(dtype, what), tuple(value.shape)), _flat(host, dtype)
     array = np.asarray(value)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     dtype = _known(str(array.dtype), what)
     return Like("numpy", dtype, array.shape), _flat(array, dtype)
 
@@ -51,8 +53,6 @@ _NAMES = {dtype: name for name, dtype in STORAGE.items() if name != "bfloat16"}
 
 
 def _flat(array: Array, dtype: str) -> Array:
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
     return np.ascontiguousarray(array).reshape(-1).view(STORAGE[dtype])
 
 

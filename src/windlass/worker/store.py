@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from windlass._wire import messages as m
+from windlass._wire.messages import Piece
 from windlass.errors import UsageError, WindlassError
 from windlass.store.reduce import Reducer, reducer_rule
 from windlass.store.update import Updater, updater_rule
-from windlass.types import MANAGER, Array, Consistency, KeySpec, Role, Sequential
+from windlass.types import MANAGER, Array, Consistency, Incarnation, KeySpec, Role, Sequential
 from windlass.worker import checkpoint
 from windlass.worker.arrays import Like, fill, is_finite, look, target, wrap
 from windlass.worker.client import Client
@@ -100,18 +101,8 @@ class Store:
         entry = Entry(key, kind, self._client.hub)
         if first is not None and (self.is_driver or self.rank == 0):
             # The keeper last: when it has its part, everybody has, and it lets the others in.
-            order = sorted(key.whole, key=lambda server: server == key.keeper)
-            for server in order:
-                parts, owned = entry.parts(first, 0, {server: key.whole[server]}, may_borrow=True)
-                for pieces, blocks in parts[server]:
-                    self._client.request(
-                        server,
-                        lambda n, pieces=pieces: m.Init(request=n, key=key.id, pieces=pieces),  # type: ignore[misc]
-                        f"the first value of '{name}'",
-                        data=blocks,
-                    )
-                for block in owned:
-                    self._client.hub.memory.free(block)
+            for server in sorted(key.whole, key=lambda server: server == key.keeper):
+                self._give(entry, server, first, 0, key.whole[server], m.Init, f"the first value of '{name}'")
         if not self.is_driver:
             done, _ = self._client.request(
                 key.keeper,
@@ -126,6 +117,22 @@ class Store:
                     )
         self._entries[name] = entry
         return entry
+
+    def _give(
+        self, entry: Entry, server: Incarnation, flat: Array, lo: int, pieces: tuple[Piece, ...], kind: Any, what: str
+    ) -> None:
+        """Hand a server these pieces of an array that begins at element lo, one message for each. Blocks."""
+        for piece in pieces:
+            parts, owned = entry.parts(flat, lo, {server: (piece,)}, may_borrow=True)
+            [(_, blocks)] = parts[server]
+            self._client.request(
+                server,
+                lambda n, piece=piece: kind(request=n, key=entry.key.id, pieces=(piece,)),  # type: ignore[misc]
+                what,
+                data=blocks,
+            )
+            for block in owned:
+                self._client.hub.memory.free(block)
 
     def delete(self, key: str) -> None:
         """Forget a key, for everybody. Deleting what does not exist is harmless."""
@@ -403,17 +410,8 @@ class DriverStore(Store):
         lo, hi = check_range(entry.key, range)
         flat = self._checked(entry, value, lo, hi, is_range=range is not None)
         me, key_id, what = self._client.state.me, entry.key.id, f"assign('{key}')"
-        parts, owned = entry.parts(flat, lo, split(entry.key, lo, hi), may_borrow=True)
-        for server, messages in parts.items():
-            for pieces, blocks in messages:
-                self._client.request(
-                    server,
-                    lambda n, pieces=pieces: m.Write(request=n, key=key_id, pieces=pieces),  # type: ignore[misc]
-                    what,
-                    data=blocks,
-                )
-        for block in owned:
-            self._client.hub.memory.free(block)
+        for server, pieces in split(entry.key, lo, hi).items():
+            self._give(entry, server, flat, lo, pieces, m.Write, what)
         self._client.request(
             entry.key.keeper, lambda n: m.Commit(request=n, key=key_id, writer=me), what, answers=len(entry.key.whole)
         )
