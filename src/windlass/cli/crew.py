@@ -123,7 +123,7 @@ class Crew:
     def _on_end(self, child: Child) -> int:
         code = child.exitcode or 0
         if self._running.pop(child.name, None) is None:
-            self._output.say(f"{ending(child)}; the workers that need it get a ClusterError", is_error=True)
+            self._output.say(f"{ending(child)}; workers that need it will get a ClusterError", is_error=True)
             return 0
         self._drain(child.name)
         if code == 0:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from windlass._transport.address import parse_address
 from windlass.cli.look import Looker
 from windlass.cli.tables import show
 from windlass.engines.config import NodeConfig, find_clusters, from_environment
@@ -31,6 +32,8 @@ def status(manager: str, *, is_json: bool) -> int:
 
 
 def _named(manager: str) -> list[tuple[int, NodeConfig]]:
+    for address in manager.split(","):
+        parse_address(address)
     try:
         return [(0, from_environment(manager=manager))]
     except UsageError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Console
@@ -49,7 +49,9 @@ def _missing(cluster: dict[str, Any]) -> str:
 def _table(*headings: str, right: tuple[str, ...] = ()) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in headings:
-        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+        is_long = heading in ("key", "value", "update", "address")  # these give way on a narrow terminal
+        justify: Literal["left", "right"] = "right" if heading in right else "left"
+        table.add_column(heading, justify=justify, overflow="fold", no_wrap=not is_long)
     return table
 
 

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cli.command import named, read_lines, started, windlass
+from windlass.engines.config import find_clusters
+
+SCRIPT = """
+import time
+import numpy as np
+import windlass as wl
+store = wl.connect()
+store.create("layer/w", np.zeros((30, 100), np.float32), update=wl.SGD(lr=0.1, momentum=0.9))
+store.create("count", np.zeros(1, np.int64), update="add", consistency=wl.Bounded(2))
+for _ in range(3):
+    store.pushpull("layer/w", np.ones((30, 100), np.float32))
+if store.rank == 1:
+    store.push("count", np.ones(1, np.int64)).wait()
+store.barrier()
+print("up", store.rank)
+time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    script = tmp_path_factory.mktemp("status") / "script.py"
+    script.write_text(SCRIPT)
+    with started("run", "--servers", 2, "--workers", 2, script) as run:
+        assert read_lines(run, 2) == ["[worker-0] up 0", "[worker-1] up 1"]
+        yield run
+
+
+def seen(run: subprocess.Popen[str]) -> dict[str, Any]:
+    """This run among all the clusters of this machine."""
+    clusters = json.loads(windlass("status", "--json").stdout)
+    (found,) = (one for one in clusters if one["driver"] == run.pid)
+    return dict(found)
+
+
+def test_status_tells_nodes_keys_and_clocks_of_a_run(run: subprocess.Popen[str]) -> None:
+    cluster = seen(run)
+    assert "run --servers 2 --workers 2" in cluster["command"]
+    assert (cluster["generation"], cluster["problems"]) == ("1.1", [])  # the looker is no member
+    nodes = {node["name"]: node for node in cluster["nodes"]}
+    assert {"server-0", "server-1", "worker-0", "worker-1"} <= set(nodes)
+    assert nodes["server-1"]["pid"] == named(run, "server-1").pid
+    assert all(node["state"] == "alive" for node in nodes.values())
+    key = cluster["keys"]["layer/w"]
+    assert (key["shape"], key["dtype"], key["update"]) == ([30, 100], "float32", "sgd")
+    held = cluster["servers"][key["slots"][0]]["keys"]["layer/w"]
+    assert (held["version"], held["clocks"]) == (3, {"worker-0": 3, "worker-1": 3})
+
+
+def test_status_shows_tables_within_80_columns(run: subprocess.Popen[str]) -> None:
+    shown = windlass("status").stdout
+    mine = shown[shown.index(f"Cluster of pid {run.pid}:") :].splitlines()
+    assert max(map(len, mine[1:22])) <= 80
+    text = "\n".join(mine)
+    for words in ("generation 1.1", "server-0  server", "bounded(2)", "sum, sgd", "clocks"):
+        assert words in text
+
+
+def test_a_manager_is_named_by_address_and_token(run: subprocess.Popen[str]) -> None:
+    (config,) = (config for pid, config in find_clusters() if pid == run.pid)
+    arguments = ("status", "--json", "--manager", ",".join(config.manager))
+    done = windlass(*arguments, env={"WINDLASS_TOKEN": config.token})
+    assert json.loads(done.stdout)[0]["generation"] == "1.1"
+    done = windlass(*arguments, env={"WINDLASS_TOKEN": "0" * 64})
+    assert done.returncode == 1
+    assert "token" in json.loads(done.stdout)[0]["problems"][0]
+    done = windlass("status", "--manager", "nowhere")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "expected an address like unix:@name" in done.stderr
+    done = windlass(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "set WINDLASS_TOKEN" in done.stderr
+
+
+def test_a_node_that_does_not_answer_is_named_after_five_seconds(run: subprocess.Popen[str]) -> None:
+    server = named(run, "server-1")
+    server.send_signal(signal.SIGSTOP)
+    try:
+        done = windlass("status", "--json")
+    finally:
+        server.send_signal(signal.SIGCONT)
+    assert done.returncode == 1
+    (cluster,) = (one for one in json.loads(done.stdout) if one["driver"] == run.pid)
+    (problem,) = cluster["problems"]
+    assert problem.startswith(f"server-1 (pid {server.pid}, unix:@windlass-")
+    assert problem.endswith(") did not answer within 5 s")
+    assert "server-0" in cluster["servers"]
