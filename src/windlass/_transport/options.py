@@ -41,4 +41,4 @@ class TransportOptions:
     prove_seconds: float = 5.0
     dial_seconds: float = 5.0
     close_seconds: float = 1.0
-    pool_bytes: int = 256 << 20
+    pool_bytes: int = 4 << 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from typing import Any
 
@@ -112,7 +113,9 @@ def connect(*, manager: str | None = None, token: str | None = None, rank: int |
     """Join the cluster that this process was started in, as a worker: inside `windlass run`, or with the manager's
     address and the cluster's token given. Blocks until every node is there."""
     config: NodeConfig = from_environment(manager=manager, token=token, rank=rank)
-    return open_store(config)
+    store = open_store(config)
+    atexit.register(store.close)  # a script that just ends says goodbye like one that closes
+    return store
 
 
 def _options(consistency: Consistency | None, options: dict[str, Any]) -> Options:

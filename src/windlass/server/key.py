@@ -113,6 +113,9 @@ class HeldKey(ABC):
         self.itemsize = place.spec.itemsize
         self.sizes = {number: dense.size for number, dense in slots.items()}
         self.slots = {number: HeldSlot(number, dense, missing=dense.size) for number, dense in slots.items()}
+        # What most pushes bring, on a key with one slot here: known at a glance to be in order.
+        self.whole = tuple((number, 0, size) for number, size in self.sizes.items())
+        self.whole_bytes = sum(self.sizes.values()) * self.itemsize
         self.clocks = Clocks()
         self.version = 0
         self.members = members

@@ -59,6 +59,8 @@ class DenseSlot:
         self._state_type = self._value.type if self._value.type.kind == "f" else np.dtype(np.float64)
         self._job = kernels.new_job(8, size=size, op=reducer.op, dtype=dtype)
         self._tuned: tuple[Mapping[str, float], Updater] = ({}, updater)
+        self._numbered: Updater | None = None  # whose coefficients `_numbers` are
+        self._numbers = np.empty(0)
         for name in updater.state_names():
             self._add_state(name)
         self._kernel: Any = None
@@ -142,8 +144,11 @@ class DenseSlot:
 
     def _run(self, job: Array, updater: Updater, target: Target, step: int) -> None:
         """Reduce and update what the job says, in one pass."""
-        assert isinstance(updater, Fused)
-        numbers = np.array(updater.coefficients(step), target.array.dtype)
+        numbers = self._numbers
+        if updater is not self._numbered or updater.counts_steps:
+            assert isinstance(updater, Fused)
+            numbers = self._numbers = np.array(updater.coefficients(step), target.array.dtype)
+            self._numbered = updater
         states = [self.state.get(name, numbers) for name in updater.state]
         self._kernel(self._value.array, target.array, target.published, job, numbers, *states)
 

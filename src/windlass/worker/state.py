@@ -17,6 +17,8 @@ from windlass.types import MANAGER, Bytes, Generation, Incarnation, Node, Role
 from windlass.worker.ops import KeyInfo, Op, Request
 
 REDIAL_SECONDS = 0.05
+GIVE_UP_SECONDS = 5.0
+"""How long a request waits for a link that is down. Raise it if managers take longer than that to come back."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class WorkerState:
         self._next = 1
         self._linked: set[Incarnation] = set()
         self._redial: dict[Incarnation, float] = {}
+        self._down_since: dict[Incarnation, float] = {}
         self._manager = manager
 
     def handle(self, event: Event | Submit, now: float) -> list[Effect | Call]:
@@ -111,7 +114,7 @@ class WorkerState:
     def _refusal(self, op: Op) -> WindlassError | None:
         if self.failure is not None:
             return self.failure
-        for slot, server in enumerate(op.key.slots):
+        for slot, server in enumerate(op.key.slots if self.departed else ()):
             if server in self.departed:
                 lo, hi = op.key.spec.slot_range(slot)
                 return LostRange(op.key.spec.name, lo, hi, self.departed[server].name)
@@ -171,7 +174,7 @@ class WorkerState:
 
     def _ask(self, request: Request) -> list[Effect | Call]:
         if self.failure is not None:
-            return [Call(lambda error=self.failure: request.finish(None, (), error))]  # type: ignore[misc]
+            return [_answer(request, self.failure)]
         request.number = self._next
         self._next += 1
         self.requests[request.number] = request
@@ -262,7 +265,7 @@ class WorkerState:
         del self.requests[answer.request]
         if isinstance(answer, m.Refused):
             error = UsageError(answer.reason) if answer.is_usage else ClusterError(answer.reason)
-            return [Call(lambda: request.finish(None, (), error))]
+            return [_answer(request, error)]
         return [Call(lambda: request.finish(answer, data, None)), Recycle(data)]
 
     # --- members and links ------------------------------------------------------------------------------------------
@@ -300,8 +303,7 @@ class WorkerState:
         for number, request in list(self.requests.items()):
             if request.peer == server:
                 del self.requests[number]
-                error = ClusterError(reason)
-                effects.append(Call(lambda ask=request, error=error: ask.finish(None, (), error)))  # type: ignore[misc]
+                effects.append(_answer(request, ClusterError(reason)))
         return effects
 
     def fail_all(self, error: WindlassError) -> list[Effect | Call]:
@@ -313,12 +315,13 @@ class WorkerState:
                 effects += self._complete(op, error)
         requests, self.requests = self.requests, {}
         for request in requests.values():
-            effects.append(Call(lambda ask=request: ask.finish(None, (), error)))  # type: ignore[misc]
+            effects.append(_answer(request, error))
         return effects
 
     def _on_link_up(self, peer: Incarnation) -> list[Effect | Call]:
         self._linked.add(peer)
         self._redial.pop(peer, None)
+        self._down_since.pop(peer, None)
         effects: list[Effect | Call] = [Send(MANAGER, self._join)] if peer == MANAGER else []
         for request in self.requests.values():
             if request.peer == peer:
@@ -330,6 +333,7 @@ class WorkerState:
 
     def _on_link_down(self, peer: Incarnation, now: float) -> list[Effect | Call]:
         self._linked.discard(peer)
+        self._down_since.setdefault(peer, now)
         if peer in self.nodes or peer == MANAGER:
             self._redial[peer] = now + REDIAL_SECONDS
         return []
@@ -342,6 +346,11 @@ class WorkerState:
                 node = self.nodes.get(peer)
                 addresses = node.addresses if node else self._manager
                 effects.append(Dial(peer, addresses))
+        for number, request in list(self.requests.items()):
+            if now - self._down_since.get(request.peer, now) > GIVE_UP_SECONDS:
+                del self.requests[number]
+                text = f"{self.name(request.peer)} cannot be reached for {GIVE_UP_SECONDS:.0f} s; is its process alive?"
+                effects.append(_answer(request, ClusterError(text)))
         return effects
 
     def name(self, who: Incarnation) -> str:
@@ -349,6 +358,10 @@ class WorkerState:
             return "the manager"
         node = self.nodes.get(who) or self.departed.get(who)
         return node.name if node else f"incarnation {who}"
+
+
+def _answer(request: Request, error: WindlassError) -> Call:
+    return Call(lambda: request.finish(None, (), error))
 
 
 def _finish(op: Op, error: WindlassError | None) -> Call:
