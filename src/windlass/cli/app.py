@@ -21,10 +21,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Servers = Annotated[int, typer.Option("--servers", "-s", min=1, help="How many servers hold the parameters.")]
-Workers = Annotated[int, typer.Option("--workers", "-w", min=1, help="How many workers push and pull.")]
+Servers = Annotated[int, typer.Option("--servers", "-s", min=1, metavar="N", help="How many servers hold the values.")]
+Workers = Annotated[int, typer.Option("--workers", "-w", min=1, metavar="N", help="How many workers push and pull.")]
 Transport = Annotated[
-    str, typer.Option(help="[b]shm[/b] (shared memory) or [b]tcp[/b]; auto takes the faster.", metavar="auto|shm|tcp")
+    str, typer.Option(metavar="NAME", help="[b]shm[/b] (shared memory) or [b]tcp[/b]; auto takes the faster one.")
 ]
 
 
@@ -61,28 +61,35 @@ def _reported(context: typer.Context) -> Iterator[None]:
 
 @app.command(
     context_settings={"allow_interspersed_args": False},
-    epilog="[b]windlass run --servers 2 --workers 4 train.py --epochs 3[/b]\n\n"
+    epilog="Examples:\n\n[b]windlass run --servers 2 --workers 4 train.py --epochs 3[/b]\n\n"
     "[b]windlass run --workers 2 --consistency bounded:2 -m package.train[/b]",
 )
 def run(
     context: typer.Context,
-    script: Annotated[str, typer.Argument(help="A Python file, or with -m a module.", show_default=False)],
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="A Python file, or with -m a module.", show_default=False)
+    ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="For the script, untouched.", show_default=False)
+        list[str] | None, typer.Argument(metavar="ARGS", help="For the script, untouched.", show_default=False)
     ] = None,
     servers: Servers = 1,
     workers: Workers = 1,
     transport: Transport = "auto",
     consistency: Annotated[
-        str, typer.Option(help="What keys are unless they say otherwise.", metavar="sequential|bounded:N|eventual")
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="[b]sequential[/b], [b]bounded:N[/b] or [b]eventual[/b], for keys that do not say otherwise.",
+        ),
     ] = "sequential",
     timeout: Annotated[float, typer.Option(help="How long a wait may take before it raises.", metavar="SECONDS")] = 300,
     is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as in `python -m`.")] = False,
 ) -> None:
     """Run N copies of a script as the workers of a new cluster.
 
-    Inside the script, [b]store = wl.connect()[/b] joins. What a worker prints is shown with its name before it. When
-    one worker fails the others are stopped, and its status is the command's (128 + n for signal n).
+    In the script, [b]store = wl.connect()[/b] joins the cluster. What a worker prints is
+    shown with its name before it. When one worker fails the others are stopped,
+    and its exit status is the command's (128 + n for signal n).
     """
     from windlass.cli.run import Job, check_script, parse_consistency
     from windlass.cli.run import run as run_job
@@ -100,7 +107,7 @@ def run(
     raise typer.Exit(status)
 
 
-@app.command(epilog="[b]windlass status[/b]\n\n[b]windlass status --json | jq '.[0].keys'[/b]")
+@app.command(epilog="Examples:\n\n[b]windlass status[/b]\n\n[b]windlass status --json | jq '.[0].keys'[/b]")
 def status(
     context: typer.Context,
     manager: Annotated[
@@ -110,7 +117,8 @@ def status(
 ) -> None:
     """Show the clusters of this user on this machine: nodes, keys, clocks.
 
-    It only looks, the runs do not notice. The status is 1 when there is no cluster or a node does not answer.
+    It only looks: the runs do not notice. The exit status is 1 when there is no
+    cluster, or when a node does not answer within five seconds.
     """
     from windlass.cli.status import status as show
 
@@ -119,16 +127,16 @@ def status(
     raise typer.Exit(code)
 
 
-@app.command(epilog="[b]windlass demo[/b]\n\n[b]windlass demo --workers 8 --steps 1000 --transport tcp[/b]")
+@app.command(epilog="Examples:\n\n[b]windlass demo[/b]\n\n[b]windlass demo --workers 8 --transport tcp[/b]")
 def demo(
     context: typer.Context,
     servers: Servers = 2,
     workers: Workers = 4,
     transport: Transport = "auto",
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each worker under each consistency.")] = 400,
-    features: Annotated[int, typer.Option(min=1, help="Weights of the model.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps of each worker under each consistency.")] = 400,
+    features: Annotated[int, typer.Option(min=1, metavar="N", help="Weights of the model.")] = 100,
     pause: Annotated[float, typer.Option(min=0.0, help="Mean pause of a worker in each step.", metavar="MS")] = 2.0,
-    seed: Annotated[int, typer.Option(min=0, help="For the data and the pauses.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="For the data and the pauses.")] = 0,
 ) -> None:
     """Fit a linear model under the three consistencies and compare them."""
     from windlass.cli.demo import demo as show
