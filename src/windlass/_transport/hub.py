@@ -30,7 +30,7 @@ from windlass.errors import PeerError, UsageError
 from windlass.types import Block, Bytes, Incarnation
 
 SCRATCH_BYTES = 256 << 10
-_MAX_READY = 256
+_MAX_READY = 64
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _OPEN = LinkState.OPEN
 
@@ -111,12 +111,14 @@ class SocketHub:
     def poll(self, timeout: float | None) -> list[HubEvent]:
         if self._is_closed:
             return []
+        has_leftover = bool(self._events)
         if self._dirty or self.memory.retired:
             self.flush()
         until = None if timeout is None else time.monotonic() + timeout
-        while not self._events:
+        # Links are looked at even if flushing gave events: a caller that always has something to send must hear, too.
+        while not has_leftover:
             is_woken = self._turn(self._wait_seconds(until))
-            if is_woken or (until is not None and time.monotonic() >= until):
+            if self._events or is_woken or (until is not None and time.monotonic() >= until):
                 break
         if self._num_news:
             return self._take_with_news()
@@ -226,7 +228,7 @@ class SocketHub:
                     self._read(link)
                 elif link.state is not LinkState.CLOSED:
                     self._doors.advance(link)
-        if self._doors.due is not None:
+        if wait is not None and self._doors.due is not None:
             self._doors.expire(time.monotonic())
         return is_woken
 
