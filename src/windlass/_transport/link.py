@@ -146,8 +146,13 @@ class Link:
         """Encode and queue a message. Raises UsageError if its data is more than a peer would take."""
         data = send.data
         outbox = self.outbox
-        lengths = [block.array.nbytes for block in data] if data else ()
-        total = sum(lengths)
+        lengths: Sequence[int]
+        if len(data) == 1:
+            total = data[0].array.nbytes
+            lengths = (total,)
+        else:
+            lengths = [block.array.nbytes for block in data] if data else ()
+            total = sum(lengths)
         if total <= MAX_COPIED_BYTES:
             frame = encode_message(send.message, lengths, (), total)
             for block in data:

@@ -61,6 +61,10 @@ class Outbox:
             while chunks:
                 if len(chunks) == 1:
                     taken = sock.send(chunks[0])
+                    if taken == len(chunks[0]):
+                        self._sent = self._queued
+                        chunks.clear()
+                        break
                 else:
                     taken = sock.sendmsg(chunks if len(chunks) <= MAX_CHUNKS else chunks[:MAX_CHUNKS])
                 self._advance(taken)
