@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from windlass.testing.checker import Verdict, judge
-from windlass.testing.history import History, KeyShape, Pulled, Pushed, WorkerLog
+from windlass.testing.history import NEWEST, History, KeyShape, Pulled, Pushed, WorkerLog
 from windlass.types import Bounded, Consistency, Eventual, Sequential
 
 BITS = 8  # worker 0 owns bits 0 to 3, worker 1 bits 4 to 7
@@ -218,3 +218,18 @@ def test_an_acknowledged_push_missing_from_the_final_value_is_named() -> None:
         "acknowledged: everybody, 'w', the final value, slot 1: "
         "expected acknowledged push 1 of worker-1 to be in, got it is not"
     )
+
+
+def test_a_drivers_read_of_two_different_rounds_is_named() -> None:
+    scene = Scene(Sequential())
+    scene.push(0, 1, is_acked=False)
+    scene.push(1, 1, is_acked=False)
+    driver = WorkerLog("driver", since={"w": 4}, entered={"w": 1e9})
+    scene.logs.append(driver)
+    driver.events = [Pulled("w", NEWEST, 0, BITS * SLOTS, scene.value(BOTH, []), 10.0, 11.0)]
+    assert scene.judge().reason == (
+        "torn: driver, 'w', call 1 (read), slot 1: "
+        "expected one and the same round everywhere, got round 1 on slot 0, but not round 1 on slot 1"
+    )
+    driver.events = [Pulled("w", NEWEST, 0, BITS * SLOTS, scene.value(BOTH, BOTH), 10.0, 11.0)]
+    assert scene.judge().ok

@@ -8,8 +8,6 @@ from windlass.testing.explorer import Limits, explore
 from windlass.testing.network import Shots
 from windlass.types import Bounded, Eventual, Sequential
 
-CALM = Limits(breaks=0, departures=0, zombies=0, joins=0)
-
 NUM_BATCHES = 8
 SEEDS_PER_BATCH = 400
 SOAK_SEEDS = 100_000
@@ -51,6 +49,15 @@ def test_links_that_break_all_the_time_cost_no_push_and_double_none() -> None:
 
 def test_replies_sent_from_where_they_lie_are_not_overwritten_before_they_are_read() -> None:
     _explore(range(60), Limits(large=1.0))
+
+
+def test_a_driver_reads_one_and_the_same_round_everywhere() -> None:
+    _explore(range(300), Limits(breaks=0, departures=1, zombies=1, joins=0, readers=1))
+
+
+@pytest.mark.xfail(strict=True, reason="an order of the keeper that a broken link loses is not said again")
+def test_a_driver_reads_one_and_the_same_round_everywhere_while_links_break() -> None:
+    _explore(range(300), Limits(servers=(2, 3), breaks=8, departures=0, zombies=0, joins=0, readers=1))
 
 
 def test_a_seed_repeats_its_run_message_by_message() -> None:

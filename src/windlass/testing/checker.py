@@ -9,6 +9,7 @@ pull cover it. For a pull after n own pushes, on every slot:
                  cut in every pull, on every slot, and not before its last acknowledged push
     Bounded(d)   the first n - d of every live worker are in
     not Seq.     what was acknowledged before the pull began is in
+    a driver's   the value after one and the same round on every slot; what was acknowledged before is in
     final        everything acknowledged is in
 """
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from windlass.testing.history import History, KeyShape, Pulled, Pushed, WorkerLog
+from windlass.testing.history import NEWEST, History, KeyShape, Pulled, Pushed, WorkerLog
 from windlass.types import Array, Bounded, Sequential
 
 FINAL = "the final value"
@@ -111,8 +112,12 @@ class _KeyJudge:
     # --- one pull -----------------------------------------------------------------------------------------------------
 
     def pull(self, log: WorkerLog, pull: Pulled, number: int) -> None:
-        where = f"call {number} (pull after {pull.clock} pushes)"
-        for slot, seen in self._decode(log.name, where, pull.value, pull.lo, pull.hi, pull.responded):
+        where = f"call {number} (pull after {pull.clock} pushes)" if pull.clock != NEWEST else f"call {number} (read)"
+        decoded = self._decode(log.name, where, pull.value, pull.lo, pull.hi, pull.responded)
+        if pull.clock == NEWEST:
+            self._newest(log.name, where, decoded, pull)
+            return
+        for slot, seen in decoded:
             for index, one in enumerate(seen):
                 self._order(log.name, where, slot, index, one)
                 self._monotonic(log.name, where, slot, index, one)
@@ -122,6 +127,22 @@ class _KeyJudge:
                     self._sequential(log.name, where, slot, index, one, pull)
                 else:
                     self._arrival(log.name, where, slot, index, one, pull)
+
+    def _newest(self, reader: str, where: str, decoded: list[tuple[int, list[_Seen]]], pull: Pulled) -> None:
+        """A driver's read: some round r, no matter which, but one."""
+        low, low_by, high, high_by = 0, 0, 1 << 60, 0
+        for slot, seen in decoded:
+            for index, one in enumerate(seen):
+                self._order(reader, where, slot, index, one)
+                self._monotonic(reader, where, slot, index, one)
+                self._acked_before(reader, where, slot, index, one, pull)
+                if one.last_in > low:
+                    low, low_by = one.last_in, slot
+                if self.logs[index].departed is None and one.first_out < high:
+                    high, high_by = one.first_out, slot
+        if isinstance(self.shape.consistency, Sequential) and low >= high:
+            got = f"round {low} on slot {low_by}, but not round {high} on slot {high_by}"
+            self._fail("torn", reader, where, high_by, "one and the same round everywhere", got)
 
     def final(self, value: Array) -> None:
         for slot, seen in self._decode("everybody", FINAL, value, 0, self.shape.size, 1e300):
@@ -220,9 +241,12 @@ class _KeyJudge:
             if missing <= needed:
                 expected = f"the first {needed} pushes of {who.name}, delay is {policy.delay}"
                 self._fail("bounded", puller, where, slot, expected, f"no push {missing}")
+        self._acked_before(puller, where, slot, index, seen, pull)
+
+    def _acked_before(self, puller: str, where: str, slot: int, index: int, seen: _Seen, pull: Pulled) -> None:
         for push in self.pushes[index]:
             if push.clock >= seen.first_out and push.acked is not None and push.acked < pull.invoked:
-                expected = f"push {push.clock} of {who.name}, acknowledged before the pull began"
+                expected = f"push {push.clock} of {self.logs[index].name}, acknowledged before the pull began"
                 self._fail("acknowledged", puller, where, slot, expected, f"no push {seen.first_out}")
                 break
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from windlass.types import MANAGER
+from windlass.types import MANAGER, Role
 
 if TYPE_CHECKING:
     from windlass.testing.world import Limits, World
@@ -58,7 +58,8 @@ def _join(world: World) -> bool:
 
 def _depart(world: World, kind: str) -> bool:
     there = [
-        me for me, worker in world.workers.items() if worker.log.departed is None and world.net.is_open(me, MANAGER)
+        me for me, worker in world.workers.items()
+        if worker.log.departed is None and worker.state.role is Role.WORKER and world.net.is_open(me, MANAGER)
     ]
     may_go = [me for me in there if world.workers[me].program.is_ready]
     if len(there) < 2 or not may_go:

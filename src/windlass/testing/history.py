@@ -17,6 +17,9 @@ import numpy as np
 
 from windlass.types import Array, Consistency
 
+NEWEST = -1
+"""In place of a pull's clock: a driver's read, which is of no worker's clock."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeyShape:
@@ -54,7 +57,8 @@ class Pushed:
 
 @dataclass(slots=True)
 class Pulled:
-    """One pull that was answered: elements lo to hi, asked for after `clock` own pushes (deemed ones included)."""
+    """One pull that was answered: elements lo to hi, asked for after `clock` own pushes (deemed ones included),
+    or by a driver (NEWEST)."""
 
     key: str
     clock: int

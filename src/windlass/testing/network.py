@@ -1,8 +1,9 @@
 """A virtual network: every message waits in the queue of its link until the explorer lets it arrive.
 
 A link is two queues, one each way, FIFO like a connection. *Breaking* a link loses a suffix of what is under way each
-way and tells both ends, in order with what was not lost; a dial opens it again. As `Hub` promises, what a node sends
-before it was told that a link is up, or after the link went down, is dropped without a word.
+way and tells both ends, in order with what was not lost; a dial opens it again. What a node sends after its link went
+down, and until it was told so, is dropped without a word. A new link carries what the dialler sends once it was told
+that it is up; the other end may answer at once.
 
 Memory is either shared (a message carries the sender's own arrays, as shared memory does) or copied (as TCP does).
 Both ways, memory that nobody may read any more is poisoned, so that reading it shows up as absurd counts.
@@ -11,7 +12,7 @@ Both ways, memory that nobody may read any more is poisoned, so that reading it 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -38,6 +39,11 @@ class PoisonedHeap:
         if self.live.pop(id(block), None) is None:
             raise AssertionError("a block was freed twice, or by somebody who does not own it")
         block.array.fill(POISON)
+
+
+@dataclass(slots=True)
+class _Dialled(LinkUp):
+    """As the dialler is told of it."""
 
 
 class Box:
@@ -81,7 +87,7 @@ class Network:
     boxes: dict[tuple[Incarnation, str], Box] = field(default_factory=dict)
     links: dict[tuple[Incarnation, Incarnation], Box] = field(default_factory=dict)  # (from, to)
     open: set[tuple[Incarnation, Incarnation]] = field(default_factory=set)  # both directions are in it
-    told: set[tuple[Incarnation, Incarnation]] = field(default_factory=set)  # (who, of the open link to whom)
+    untold: Counter[tuple[Incarnation, Incarnation]] = field(default_factory=Counter)  # what a node must hear first
     dead: set[Incarnation] = field(default_factory=set)
 
     # --- boxes --------------------------------------------------------------------------------------------------------
@@ -102,13 +108,9 @@ class Network:
         event = box.events.popleft()
         if not box.events:
             self._idle(box)
-        if isinstance(event, LinkUp) and (box.node, event.peer) in self.open and not self._ends(box):
-            self.told.add((box.node, event.peer))
+        if isinstance(event, LinkDown | _Dialled):
+            self.untold[box.node, event.peer] -= 1
         return event
-
-    def _ends(self, box: Box) -> bool:
-        """Whether the link that this box just reported is known to be down again: a later one is not yet told of."""
-        return any(isinstance(event, LinkDown) for event in box.events)
 
     def _idle(self, box: Box) -> None:
         last = self.busy.pop()
@@ -137,18 +139,22 @@ class Network:
         if (dialler, peer) in self.open or dialler in self.dead:
             return
         if peer in self.dead:
-            self.put(self._link(peer, dialler), LinkDown(peer, "nobody is there"))
+            self._report(peer, dialler, LinkDown(peer, "nobody is there"))
             return
         self.open |= {(dialler, peer), (peer, dialler)}
-        self.put(self._link(peer, dialler), LinkUp(peer))
+        self._report(peer, dialler, _Dialled(peer))
         self.put(self._link(dialler, peer), LinkUp(dialler))
+
+    def _report(self, peer: Incarnation, node: Incarnation, event: LinkDown | LinkUp) -> None:
+        """Tell a node of a change that it must know of before it may send again."""
+        self.untold[node, peer] += 1
+        self.put(self._link(peer, node), event)
 
     def disconnect(self, one: Incarnation, other: Incarnation, reason: str) -> None:
         """Break an open link: a suffix of what is under way is lost, both ways."""
         if (one, other) not in self.open:
             return
         self.open -= {(one, other), (other, one)}
-        self.told -= {(one, other), (other, one)}
         for sender, receiver in ((one, other), (other, one)):
             box = self._link(sender, receiver)
             under_way = 0
@@ -162,7 +168,7 @@ class Network:
             for _ in range(lost):
                 box.events.pop()
             self.shots.lost += lost
-            self.put(box, LinkDown(sender, reason))
+            self._report(sender, receiver, LinkDown(sender, reason))
 
     def kill(self, node: Incarnation) -> None:
         """The node's process is gone: its links break, and nothing reaches it any more."""
@@ -177,7 +183,7 @@ class Network:
 
     def send(self, sender: Incarnation, send: Send) -> bool:
         """Queue a message; False when no link is open and it is dropped."""
-        if (sender, send.peer) not in self.told:
+        if (sender, send.peer) not in self.open or self.untold[sender, send.peer]:
             return False
         if self.is_shared:
             data: Sequence[Bytes] = [block.array for block in send.data]

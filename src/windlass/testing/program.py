@@ -17,7 +17,7 @@ from windlass._wire import messages as m
 from windlass.errors import WindlassError
 from windlass.store.reduce import reducer_rule
 from windlass.store.update import updater_rule
-from windlass.testing.history import KeyShape, Pulled, Pushed, WorkerLog
+from windlass.testing.history import NEWEST, KeyShape, Pulled, Pushed, WorkerLog
 from windlass.testing.network import PoisonedHeap
 from windlass.types import MANAGER, Array, Block, Bytes, Incarnation, KeySpec
 from windlass.worker.entry import Entry, Landing
@@ -190,6 +190,7 @@ class Program:
     def _pull(
         self, shape: KeyShape, entry: Entry, clock: int, range: tuple[int, int], parts: Any = None, also: Any = None
     ) -> Condition:
+        """Start a pull, or a push and pull; a clock of NEWEST makes it a driver's read."""
         lo, hi = range
         flat: Array = np.full(hi - lo, -1, np.int64)
         landing = Landing(entry, lo, flat)
@@ -205,7 +206,9 @@ class Program:
         def lost() -> None:
             self.log.events[at] = Pulled(shape.name, clock, lo, lo, flat[:0], pulled.invoked, self.now())
 
-        return self._start(Op(entry.key, parts, split(entry.key, lo, hi), landing.deliver, self._finish(here, lost)))
+        op = Op(entry.key, parts, split(entry.key, lo, hi), landing.deliver, self._finish(here, lost))
+        op.reads_newest = clock == NEWEST
+        return self._start(op)
 
     def _finish(self, good: Callable[[], None], bad: Callable[[], None] = lambda: None) -> Any:
         def finish(error: WindlassError | None) -> None:
@@ -230,3 +233,25 @@ class Program:
         op.finish = finish
         self.submit(op)
         return lambda: bool(done)
+
+
+class Reader(Program):
+    """A driver's handle: it takes part in no round and reads the newest one, now and then."""
+
+    def run(self) -> Iterator[Condition]:
+        try:
+            entries = []
+            for shape in self.plan.keys:
+                declared = yield from self._ask(MANAGER, self._lookup(shape))
+                key = KeyInfo(declared.key, declared.spec, declared.slots)
+                entries.append(Entry(key, "numpy", _Edge(self.memory, self.is_shared)))  # type: ignore[arg-type]
+            for _ in range(self.rng.randint(1, 2 * self.plan.clock)):
+                number = self.rng.randrange(len(entries))
+                shape = self.plan.keys[number]
+                yield self._pull(shape, entries[number], NEWEST, self._range(shape))
+                self._check()
+        except Gone:
+            return
+
+    def _lookup(self, shape: KeyShape) -> Callable[[int], m.AnyMessage]:
+        return lambda n: m.Lookup(request=n, name=shape.name)

@@ -19,6 +19,8 @@ def at_rest(world: World) -> str:
         if me in world.net.dead:
             continue
         name, state = worker.log.name, worker.state
+        if worker.program.error is not None and worker.log.departed is None:
+            left.append(f"failed: {name}: {worker.program.error}")
         for op in state.ops.values():
             verb = "pull" if op.push is None else "push"
             whom = ", ".join(world.name(peer) for peer in sorted(op.waits_for()))

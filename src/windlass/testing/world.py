@@ -14,14 +14,15 @@ from windlass.server.state import ServerConfig, ServerState
 from windlass.testing.faults import draw_faults, next_fault
 from windlass.testing.history import History, KeyShape, Pulled, WorkerLog
 from windlass.testing.network import Box, Network, PoisonedHeap
-from windlass.testing.program import Condition, Plan, Program
+from windlass.testing.program import Condition, Plan, Program, Reader
 from windlass.testing.rest import at_rest, final_values
 from windlass.testing.story import event_text
 from windlass.types import MANAGER, Bounded, Consistency, Eventual, Incarnation, Role, Sequential
 from windlass.worker.ops import Op, Request
-from windlass.worker.state import Call, Submit, WorkerState
+from windlass.worker.state import REDIAL_SECONDS, Call, Submit, WorkerState
 
 FIRST_WORKER = 10
+READER = Incarnation(99)
 MAX_STEPS = 20_000
 
 
@@ -38,6 +39,8 @@ class Limits:
     departures: int = 1
     zombies: int = 1
     joins: int = 1
+    readers: int = 0
+    """1: in every second run a driver reads the newest round now and then."""
     large: float = 0.05
     """How often slots are so large that replies go from where they lie, under a pin, instead of by copy."""
 
@@ -70,6 +73,7 @@ class World:
         self.tells = tells
         self.story: list[str] = []
         self.now = 0
+        self.seconds = 0.0  # what the state machines are told; only a Tick moves it, by as much as a redial takes
         self.large = rng.random() < limits.large
         self.net = Network(rng, is_shared=rng.random() < 0.5)
         self.plan = self._draw_plan()
@@ -88,6 +92,7 @@ class World:
             self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
         for _ in range(num_workers):
             self.add_worker(is_joiner=False)
+        self.reader = self._add_reader() if rng.randint(0, limits.readers) else None
         self.faults = draw_faults(rng, limits)
         self.hurry = rng.choice((0.002, 0.01, 0.03))
         self.candidates = rng.randint(1, 3)
@@ -107,24 +112,33 @@ class World:
         return Plan(keys, order, clock, num_seats, ranges=rng.choice((0.0, 0.5)), waits=rng.choice((0.2, 0.6, 1.0)))
 
     def add_worker(self, *, is_joiner: bool) -> None:
-        seat = len(self.workers)
-        me = Incarnation(FIRST_WORKER + seat)
-        rank = -1 if is_joiner else seat
-        join = m.Join(role=Role.WORKER, pid=int(me), addresses=(), rank=rank)
-        log = WorkerLog(f"worker-{seat}")
+        seat = sum(me != READER for me in self.workers)
+        me, rank = Incarnation(FIRST_WORKER + seat), -1 if is_joiner else seat
+        self._add(me, m.Join(role=Role.WORKER, pid=int(me), addresses=(), rank=rank), Program, is_joiner=is_joiner)
+
+    def _add_reader(self) -> WorkerNode:
+        reader = self._add(READER, m.Join(role=Role.DRIVER, pid=int(READER), addresses=()), Reader, is_joiner=True)
+        reader.waits_for = lambda: reader.state.is_joined and any(
+            worker.program.is_ready for worker in self.workers.values()
+        )
+        return reader
+
+    def _add(self, me: Incarnation, join: m.Join, kind: type[Program], *, is_joiner: bool) -> WorkerNode:
+        log = WorkerLog(self.name(me))
         if is_joiner:  # nobody may wait for it on a key, nor expect pushes of it, before it is told where it starts
             log.since = {shape.name: self.plan.clock for shape in self.plan.keys}
             log.entered = {shape.name: float(MAX_STEPS) for shape in self.plan.keys}
-        worker = WorkerNode(WorkerState(me, join, ()), log)
-        worker.program = Program(
-            self.plan, seat, worker.log, random.Random(self.rng.random()),
+        node = WorkerNode(WorkerState(me, join, ()), log)
+        node.program = kind(
+            self.plan, int(me) - FIRST_WORKER, log, random.Random(self.rng.random()),
             submit=lambda work: self._submit(me, work), now=lambda: float(self.now),
-            rank=lambda: worker.state.rank, is_shared=self.net.is_shared, is_joiner=is_joiner,
+            rank=lambda: node.state.rank, is_shared=self.net.is_shared, is_joiner=is_joiner,
         )  # fmt: skip
-        worker.steps = worker.program.run()
-        worker.waits_for = lambda: worker.state.is_joined
-        self.workers[me] = worker
+        node.steps = node.program.run()
+        node.waits_for = lambda: node.state.is_joined
+        self.workers[me] = node
         self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
+        return node
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -164,16 +178,20 @@ class World:
         if isinstance(event, Dial):
             self.net.connect(node, event.peer)
             return
+        if isinstance(event, Tick):
+            self.seconds += 1.1 * REDIAL_SECONDS
         if node == MANAGER:
-            self._perform(node, self.manager.handle(event, self.now))
+            self._perform(node, self.manager.handle(event, self.seconds))
         elif node in self.servers:
-            self._perform(node, self.servers[node].handle(event, self.now))
+            self._perform(node, self.servers[node].handle(event, self.seconds))
         else:
             worker = self.workers[node]
             if isinstance(event, _Step):
                 self._go_on(worker)
+                if self.reader is not None:
+                    self._wake(READER, self.reader)
             else:
-                self._perform(node, worker.state.handle(event, self.now))
+                self._perform(node, worker.state.handle(event, self.seconds))
                 if isinstance(event, LinkDown):
                     self.net.put(self.net.box(node, "tick"), Tick())
             self._wake(node, worker)
@@ -191,7 +209,7 @@ class World:
             self.net.put(self.net.box(node, "program"), _Step())  # type: ignore[arg-type]
 
     def _submit(self, me: Incarnation, work: Op | Request) -> None:
-        self._perform(me, self.workers[me].state.handle(Submit(work), self.now))
+        self._perform(me, self.workers[me].state.handle(Submit(work), self.seconds))
 
     def _perform(self, node: Incarnation, effects: Iterable[Any]) -> None:
         net = self.net
@@ -231,8 +249,8 @@ class World:
         return History({shape.name: shape for shape in self.plan.keys}, logs, final_values(self))
 
     def name(self, node: Incarnation) -> str:
-        if node == MANAGER:
-            return "manager"
+        if node in (MANAGER, READER):
+            return "manager" if node == MANAGER else "driver"
         return f"server-{node - 1}" if node < FIRST_WORKER else f"worker-{node - FIRST_WORKER}"
 
     def tell(self, text: str) -> None:
