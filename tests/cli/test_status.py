@@ -83,7 +83,7 @@ def test_a_manager_is_named_by_address_and_token(run: subprocess.Popen[str]) -> 
     assert "set WINDLASS_TOKEN" in done.stderr
 
 
-def test_a_node_that_does_not_answer_is_named_after_five_seconds(run: subprocess.Popen[str]) -> None:
+def test_a_node_that_does_not_answer_is_named_within_five_seconds(run: subprocess.Popen[str]) -> None:
     server = named(run, "server-1")
     server.send_signal(signal.SIGSTOP)
     try:
@@ -94,5 +94,5 @@ def test_a_node_that_does_not_answer_is_named_after_five_seconds(run: subprocess
     (cluster,) = (one for one in json.loads(done.stdout) if one["driver"] == run.pid)
     (problem,) = cluster["problems"]
     assert problem.startswith(f"server-1 (pid {server.pid}, unix:@windlass-")
-    assert problem.endswith(") did not answer within 5 s")
+    assert problem.endswith(") did not answer within 4 s")
     assert "server-0" in cluster["servers"]

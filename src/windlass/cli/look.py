@@ -18,7 +18,8 @@ from windlass.engines.config import NodeConfig, fresh_incarnation, open_hub
 from windlass.errors import ClusterError, TimeoutError
 from windlass.types import MANAGER, Incarnation, Role
 
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 4.0
+"""Below the five seconds after which a dial gives up: silence is then told as silence, not as a failed dial."""
 
 
 class Looker:
