@@ -225,6 +225,8 @@ class ServerState:
             is_server = node.role is Role.SERVER and node.incarnation < self.me
             if is_server and node.incarnation not in self._linked:
                 effects.append(Dial(node.incarnation, node.addresses))
+        for who in departed:
+            self._pins.release_all(who)
         for key in self.keys.values():
             for who in departed:
                 key.drop_reader(who)
@@ -238,6 +240,9 @@ class ServerState:
         """The manager: present yourself. Another server is back: what was said on the broken link is said again."""
         if peer == MANAGER:
             return [Send(MANAGER, self.config.join)]
+        # A worker dials again only when it has dealt with all that the old link brought: it reads nothing any more.
+        # Until then its pins hold although the link is down, for it may be in the middle of a copy.
+        self._pins.release_all(peer)
         if peer not in self.nodes or self.nodes[peer].role is not Role.SERVER:
             return []
         effects: list[Effect] = []
@@ -249,7 +254,8 @@ class ServerState:
     def _on_link_down(self, peer: Incarnation) -> list[Effect]:
         self._linked.discard(peer)
         self._early.pop(peer, None)
-        self._pins.release_all(peer)
+        if peer not in self.members.live:
+            self._pins.release_all(peer)
         for key in self.keys.values():
             key.drop_reader(peer)
         if peer == MANAGER:
