@@ -205,7 +205,7 @@ MUTANTS = {
                 consistencies=_ROUNDS,
             ),
             False,
-        ),  # fmt: skip
+        ),
         Mutant(
             DecidesAlone,
             frozenset({"departed", "order"}),
