@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any, Protocol
 
 from windlass._transport.base import Hub
-from windlass._wire.effects import Dial, Event, Hangup, Later, LinkDown, Log, Recycle, Send, Stop
+from windlass._wire.effects import Dial, Event, Hangup, Later, LinkDown, Log, Received, Recycle, Send, Stop
 
 log = logging.getLogger("windlass")
 
@@ -47,7 +47,16 @@ class Loop:
         return bool(events)
 
     def _perform(self, event: Event) -> None:
-        for effect in self.state.handle(event, time.monotonic()):
+        try:
+            effects = self.state.handle(event, time.monotonic())
+        except Exception:
+            if not isinstance(event, Received):
+                raise
+            # A message that nobody foresaw must not take the node down with it: its sender loses the link.
+            log.exception("%s could not handle %s from %s", self.name, type(event.message).__name__, event.peer)
+            self.hub.hangup(event.peer, f"{self.name} could not handle {type(event.message).__name__}")
+            return
+        for effect in effects:
             if isinstance(effect, Send):
                 self.hub.send(effect)
             elif isinstance(effect, Recycle):

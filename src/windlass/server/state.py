@@ -90,19 +90,19 @@ class ServerState:
     def _on_push(self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...]) -> list[Effect]:
         key = self.keys.get(push.key)
         if key is None:
-            gone = "the key was deleted"
-            if push.pull:
-                answer: m.AnyMessage = m.Pulled(
-                    pull=push.pull, key=push.key, clock=push.clock, version=0, pieces=push.pieces, error=gone
-                )
-            else:
-                answer = m.Ack(key=push.key, clock=push.clock, error=gone)
-            return [Recycle(data), Send(peer, answer)]
-        is_whole = push.pieces == key.whole and len(data) == 1 and data[0].nbytes == key.whole_bytes
-        problem = "" if is_whole else self._misfit(key, push.pieces, data)
-        if problem:
-            return [Recycle(data), Log("error", f"refused a push of {self.members.name(peer)}: {problem}")]
-        return key.push(peer, push, data)
+            problem = "the key was deleted"
+        elif push.pieces == key.whole and len(data) == 1 and data[0].nbytes == key.whole_bytes:
+            return key.push(peer, push, data)
+        else:
+            problem = _misfit(key, push.pieces, data)
+            if not problem:
+                return key.push(peer, push, data)
+        answer: m.AnyMessage = m.Ack(key=push.key, clock=push.clock, error=problem)
+        if push.pull:
+            answer = m.Pulled(
+                pull=push.pull, key=push.key, clock=push.clock, version=0, pieces=push.pieces, error=problem
+            )
+        return [Recycle(data), Send(peer, answer)]
 
     def _on_stranger(self, event: Received) -> list[Effect]:
         """Somebody outside the generation. One who has left it is refused, never acknowledged. One never seen may
@@ -117,11 +117,11 @@ class ServerState:
     def _on_message(self, event: Received, message: m.AnyMessage) -> list[Effect]:
         peer = event.peer
         match message:
-            case m.Membership():
+            case m.Membership() if peer == MANAGER:
                 return self._on_membership(message)
-            case m.Place():
+            case m.Place() if peer == MANAGER:
                 return self._on_place(message)
-            case m.Forget(key=key_id):
+            case m.Forget(key=key_id) if peer == MANAGER:
                 key = self.keys.pop(key_id, None)
                 return key.dissolve() if key is not None else []
             case m.Release(pins=pins):
@@ -144,8 +144,10 @@ class ServerState:
             problem = "the key was deleted"
         elif isinstance(message, m.Dump | m.Restore):
             problem = "" if message.slot in key.slots else f"slot {message.slot} of '{key.spec.name}' is not held here"
+        elif isinstance(message, m.Init | m.Write):
+            problem = _misfit(key, message.pieces, data)
         else:
-            problem = self._misfit(key, getattr(message, "pieces", ()), data)
+            problem = _misfit(key, getattr(message, "pieces", ()), None, is_read=isinstance(message, m.Read))
         if key is None or problem:
             if isinstance(message, m.Pull | m.Read):
                 pulled = m.Pulled(
@@ -170,25 +172,6 @@ class ServerState:
             case m.Restore():
                 return self._restore(peer, key, message, data)
         return []
-
-    def _misfit(self, key: HeldKey, pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...]) -> str:
-        """What is wrong with pieces that a peer named, if anything: nothing from the wire indexes memory unchecked."""
-        sizes = key.sizes
-        for number, lo, hi in pieces:
-            size = sizes.get(number)
-            if size is None:
-                if not data and 0 <= number < key.spec.num_slots:
-                    continue  # a read that the keeper passes on names everybody's pieces
-                return f"slot {number} of '{key.spec.name}' is not held here"
-            if not 0 <= lo <= hi <= size:
-                return f"elements [{lo}, {hi}) are outside slot {number} of '{key.spec.name}', which has {size}"
-        if data:
-            if len(data) != len(pieces):
-                return f"{len(pieces)} pieces came with {len(data)} buffers"
-            for (number, lo, hi), part in zip(pieces, data, strict=True):
-                if part.nbytes != (hi - lo) * key.itemsize:
-                    return f"slot {number} expected {(hi - lo) * key.itemsize} bytes, got {part.nbytes}"
-        return ""
 
     def _on_round(self, peer: Incarnation, message: m.Staged | m.Close) -> list[Effect]:
         key = self.keys.get(message.key)
@@ -332,3 +315,24 @@ class ServerState:
                 for key in self.keys.values()
             },
         }
+
+
+def _misfit(key: HeldKey, pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...] | None, *, is_read: bool = False) -> str:
+    """What is wrong with pieces that a peer named, if anything: nothing from the wire indexes memory unchecked. A read
+    that the keeper passes on names everybody's pieces."""
+    for number, lo, hi in pieces:
+        size = key.sizes.get(number)
+        if size is None:
+            if is_read and 0 <= number < key.spec.num_slots:
+                continue
+            return f"slot {number} of '{key.spec.name}' is not held here"
+        if not 0 <= lo <= hi <= size:
+            return f"elements [{lo}, {hi}) are outside slot {number} of '{key.spec.name}', which has {size}"
+    if data is None:
+        return ""
+    if len(data) != len(pieces):
+        return f"{len(pieces)} pieces came with {len(data)} buffers"
+    for (number, lo, hi), part in zip(pieces, data, strict=True):
+        if part.nbytes != (hi - lo) * key.itemsize:
+            return f"slot {number} expected {(hi - lo) * key.itemsize} bytes, got {part.nbytes}"
+    return ""
