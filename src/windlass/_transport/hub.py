@@ -20,6 +20,7 @@ from windlass._transport.inbox import Goodbye, Inbox, Scratch
 from windlass._transport.link import MAX_COPIED_BYTES, Link, LinkState
 from windlass._transport.mapping import ContiguousViews
 from windlass._transport.options import TransportOptions
+from windlass._transport.patience import Patience
 from windlass._transport.pool import BufferPool
 from windlass._transport.segments import PeerSegments
 from windlass._transport.shared import Arena
@@ -60,6 +61,7 @@ class SocketHub:
         self._wake_lock = threading.Lock()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
+        self._patience = Patience(self._epoll, _MAX_READY)
         self._epoll.register(self._wake_fd, _IN)
         try:
             self._doors = Doors(self, me, token, self._options)
@@ -206,7 +208,7 @@ class SocketHub:
         """One wait, and one read or write of every link that is ready; whether `wake` was called."""
         is_woken = False
         by_fd = self._doors.by_fd
-        for fd, mask in self._epoll.poll(wait, _MAX_READY):
+        for fd, mask in self._patience.wait(wait):
             link = by_fd.get(fd)
             if link is None:
                 if fd == self._wake_fd:

@@ -122,20 +122,24 @@ class Init(Message, frozen=True):
 
 
 class Write(Message, frozen=True):
-    """Driver to server: keep these pieces ready; Commit will make them the value. Answered with Done."""
+    """Driver to server: keep these pieces of write number `write` ready; Commit will make them the value. Answered
+    with Done. A later number replaces an earlier one."""
 
     request: int
     key: KeyId
     pieces: tuple[Piece, ...]
+    write: int
 
 
 class Commit(Message, frozen=True):
-    """Driver to keeper, keeper to the key's servers: between two rounds, the same two everywhere, make what `writer`
-    sent with Write the value. Each server answers the writer with Done."""
+    """Driver to keeper, keeper to the key's servers: after round `round`, which the keeper names, make write number
+    `write` of `writer` the value. Each server answers the writer with Done; again, if it is asked again."""
 
     request: int
     key: KeyId
     writer: Incarnation
+    write: int
+    round: int = -1
 
 
 class Attach(Message, frozen=True):
@@ -182,13 +186,14 @@ class Pull(Message, frozen=True):
 
 
 class Read(Message, frozen=True):
-    """Driver to keeper, keeper to the key's servers: send `reader` these pieces as they are after one and the same
-    round everywhere, the newest. The answer is Pulled; pieces that another server holds are passed over."""
+    """Driver to keeper, keeper to the key's servers: send `reader` these pieces as they are after round `round`, which
+    the keeper names: its newest. The answer is Pulled; pieces that another server holds are passed over."""
 
     pull: int
     key: KeyId
     reader: Incarnation
     pieces: tuple[Piece, ...]
+    round: int = -1
 
 
 class Pulled(Message, frozen=True):

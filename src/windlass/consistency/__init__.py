@@ -2,6 +2,6 @@
 
 from windlass.consistency.clocks import Admission, Clocks
 from windlass.consistency.rounds import Contribution, Keeper, Rounds
-from windlass.consistency.verdict import Verdict, may_pull
+from windlass.consistency.verdict import YES, Verdict, may_pull
 
-__all__ = ["Admission", "Clocks", "Contribution", "Keeper", "Rounds", "Verdict", "may_pull"]
+__all__ = ["YES", "Admission", "Clocks", "Contribution", "Keeper", "Rounds", "Verdict", "may_pull"]

@@ -8,7 +8,7 @@ them. So a worker that died in the middle of a push counts everywhere or nowhere
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from windlass.types import Bytes, Generation, Incarnation
@@ -24,10 +24,13 @@ class Contribution:
     seen: set[int] = field(default_factory=set)
     pieces: list[StagedPiece] = field(default_factory=list)
     wants_ack: bool = False
+    is_whole: bool = False
 
-    @property
-    def is_whole(self) -> bool:
-        return len(self.seen) == self.parts
+    def add(self, part: int, pieces: list[StagedPiece]) -> None:
+        """Take one part; the caller has seen to it that it is new."""
+        self.seen.add(part)
+        self.pieces += pieces
+        self.is_whole = len(self.seen) == self.parts
 
 
 class Rounds:
@@ -52,10 +55,10 @@ class Rounds:
     def whole(self, round: int) -> tuple[Incarnation, ...]:
         return tuple(who for who, made in self._staged.get(round, {}).items() if made.is_whole)
 
-    def is_ready(self, live: Iterable[Incarnation]) -> bool:
+    def is_ready(self, live: Collection[Incarnation]) -> bool:
         """Whether every live worker's contribution to the next round is whole here."""
         staged = self._staged.get(self.closed + 1)
-        if not staged:
+        if not staged or len(staged) < len(live):
             return False
         for who in live:
             made = staged.get(who)

@@ -49,8 +49,11 @@ class ArrivalKey(HeldKey):
     def ended(self, clock: int) -> None:
         self.version += 1
 
+    def current_round(self) -> int:
+        return -1
+
     def on_members(self) -> list[Effect]:
-        effects: list[Effect] = []
+        effects = super().on_members()
         for slot in self.slots.values():
             effects += self.answer_waiting(slot)
         return effects

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Later, Log, Recycle, Send
 from windlass.consistency import Admission, Clocks, Verdict, may_pull
@@ -124,7 +126,8 @@ class HeldKey(ABC):
         self._errors: dict[tuple[Incarnation, int], str] = {}  # of pushes or rounds that have not ended
         self._refused: dict[int, str] = {}  # of the latest that ended so, by clock, to be told again
         self._attaching: list[tuple[Incarnation, int]] = []
-        self._writes: dict[Incarnation, list[tuple[m.Piece, Bytes]]] = {}
+        self._writes: dict[Incarnation, tuple[int, dict[m.Piece, Bytes]]] = {}  # the latest of each driver
+        self._written: dict[Incarnation, int] = {}  # the number of each driver's last write that was committed
         for who in members.live:
             self.clocks.start(who, 0)
 
@@ -154,7 +157,7 @@ class HeldKey(ABC):
 
     def _answer_attaching(self) -> list[Effect]:
         if not self.is_ready:
-            return []
+            return self._ask_for_first_value()
         waiting, self._attaching = self._attaching, []
         effects: list[Effect] = []
         for peer, request in waiting:
@@ -162,6 +165,16 @@ class HeldKey(ABC):
                 self.clocks.start(peer, self.first_clock())
             effects.append(Send(peer, m.Done(request=request, detail=self.clocks.received.get(peer, 0))))
         return effects
+
+    def _ask_for_first_value(self) -> list[Effect]:
+        """The lowest rank gives the first value before it attaches. If it waits here, whose task that was has died:
+        a clock of -1 tells it that the task is now its own."""
+        lowest = min(self.members.live, key=self.members.rank, default=None)
+        for waiting in self._attaching:
+            if waiting[0] == lowest:
+                self._attaching.remove(waiting)
+                return [Send(lowest, m.Done(request=waiting[1], detail=-1))]
+        return []
 
     @abstractmethod
     def first_clock(self) -> int:
@@ -197,9 +210,9 @@ class HeldKey(ABC):
             return [Send(peer, m.Ack(key=self.id, clock=push.clock, error=self._refused.get(push.clock, "")))]
         return []  # here but not applied yet: its ack comes with the others
 
-    @abstractmethod
     def on_members(self) -> list[Effect]:
         """The generation changed."""
+        return self._answer_attaching()
 
     # --- pulls ------------------------------------------------------------------------------------------------------
 
@@ -268,7 +281,6 @@ class HeldKey(ABC):
         for slot in self.slots.values():
             slot.waiting = [waiting for waiting in slot.waiting if waiting.peer != peer]
         self._attaching = [one for one in self._attaching if one[0] != peer]
-        self._writes.pop(peer, None)
 
     def dissolve(self) -> list[Effect]:
         """The key is deleted: give its memory back and tell those who wait."""
@@ -297,18 +309,36 @@ class HeldKey(ABC):
     # --- what the keeper orders -------------------------------------------------------------------------------------
 
     def stage_write(self, peer: Incarnation, write: m.Write, data: tuple[Bytes, ...]) -> None:
-        copies = [part.copy() for part in data]  # the sender's memory is its own again once this is answered
-        self._writes.setdefault(peer, []).extend(zip(write.pieces, copies, strict=True))
+        number, staged = self._writes.get(peer, (-1, {}))
+        if number != write.write:
+            number, staged = self._writes[peer] = (write.write, {})
+        for piece, part in zip(write.pieces, data, strict=True):
+            staged[piece] = part.copy()  # the sender's memory is its own again once this is answered
 
     def order(self, order: Order, sender: Incarnation) -> list[Effect]:
         """Put a read or a write between two rounds; the keeper passes it on, so that all servers choose the same."""
         effects: list[Effect] = []
         if self.keeper == self.me and sender not in self.servers:
+            order = msgspec.structs.replace(order, round=self.current_round())
             effects += [Send(server, order) for server in self.servers if server != self.me]
+        return effects + self.schedule(order)
+
+    @abstractmethod
+    def current_round(self) -> int:
+        """After which round the keeper puts an order; -1 where there are no rounds."""
+
+    def schedule(self, order: Order) -> list[Effect]:
+        """Queue an order: its moment has come."""
         if isinstance(order, m.Commit):
-            puts = [Put(*piece, part) for piece, part in self._writes.pop(order.writer, [])]
-            return effects + self.queue([*puts, order])
-        return effects + self.queue([order])
+            number, staged = self._writes.get(order.writer, (-1, {}))
+            if number == order.write:
+                del self._writes[order.writer]
+                self._written[order.writer] = number
+                return self.queue([*(Put(*piece, part) for piece, part in staged.items()), order])
+            if self._written.get(order.writer) != order.write:
+                reason = f"what was to be assigned to '{self.spec.name}' is not here any more; assign it again"
+                return [Send(order.writer, m.Refused(request=order.request, is_usage=False, reason=reason))]
+        return self.queue([order])
 
     def _put(self, put: Put) -> None:
         slot = self.slots[put.slot]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Later, Send
-from windlass.consistency import Admission, Keeper, Rounds
+from windlass.consistency import YES, Admission, Keeper, Rounds, Verdict
 from windlass.consistency.rounds import StagedPiece
 from windlass.consistency.verdict import who_lacks
-from windlass.server.key import Apply, End, HeldKey, HeldSlot, Members
+from windlass.server.key import Apply, End, HeldKey, HeldSlot, Members, Order
 from windlass.server.pins import Pins
 from windlass.store.dense import DenseSlot
 from windlass.types import Generation, Incarnation
@@ -27,6 +27,7 @@ class SequentialKey(HeldKey):
         super().__init__(place, me, slots, members, pins)
         self.rounds = Rounds()
         self.reports = Keeper(self.servers) if self.keeper == me else None
+        self._ahead: list[Order] = []  # the keeper's orders for rounds that are not closed here yet
 
     def first_clock(self) -> int:
         return self.rounds.closed
@@ -44,8 +45,7 @@ class SequentialKey(HeldKey):
 
     def accept(self, peer: Incarnation, push: m.Push, staged: list[StagedPiece]) -> list[Effect]:
         made = self.rounds.contribution(peer, push.clock, push.parts)
-        made.seen.add(push.part)
-        made.pieces += staged
+        made.add(push.part, staged)
         made.hyper = push.hyper
         made.wants_ack = not push.pull
         if not made.is_whole:
@@ -54,7 +54,18 @@ class SequentialKey(HeldKey):
         return self.advance()
 
     def on_members(self) -> list[Effect]:
-        return self.advance()
+        return super().on_members() + self.advance()
+
+    def current_round(self) -> int:
+        return self.rounds.closed
+
+    def schedule(self, order: Order) -> list[Effect]:
+        """An order for a round that is still to be closed here waits for it; one for a round gone by has missed its
+        moment, and whoever gave it will give it again."""
+        if order.round > self.rounds.closed:
+            self._ahead.append(order)
+            return []
+        return super().schedule(order) if order.round == self.rounds.closed else []
 
     # --- closing rounds ---------------------------------------------------------------------------------------------
 
@@ -113,9 +124,16 @@ class SequentialKey(HeldKey):
                 End(push, tuple(made), tuple(who for who, one in made.items() if one.wants_ack)),
             ]
         )
+        if self._ahead:
+            ahead, self._ahead = self._ahead, []
+            for order in ahead:
+                effects += self.schedule(order)
         if self.is_round_ready():
             effects.append(Later((self.id, Advance())))
         return effects
+
+    def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:
+        return YES if slot.rounds >= clock and not slot.missing else super().verdict(slot, peer, clock)
 
     def applied(self, slot: HeldSlot, unit: Apply) -> None:
         slot.rounds = unit.push[1]

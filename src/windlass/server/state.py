@@ -209,7 +209,8 @@ class ServerState:
             if is_server and node.incarnation not in self._linked:
                 effects.append(Dial(node.incarnation, node.addresses))
         for who in departed:
-            self._pins.release_all(who)
+            if who not in self._linked:  # else it may still be reading; the end of its link will tell
+                self._pins.release_all(who)
         for key in self.keys.values():
             for who in departed:
                 key.drop_reader(who)

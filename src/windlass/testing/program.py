@@ -20,7 +20,8 @@ from windlass.store.update import updater_rule
 from windlass.testing.history import NEWEST, KeyShape, Pulled, Pushed, WorkerLog
 from windlass.testing.network import PoisonedHeap
 from windlass.types import MANAGER, Array, Block, Bytes, Incarnation, KeySpec
-from windlass.worker.entry import Entry, Landing
+from windlass.worker.entry import Entry
+from windlass.worker.landing import Landing
 from windlass.worker.ops import KeyInfo, Op, Request
 from windlass.worker.split import split
 
@@ -193,7 +194,7 @@ class Program:
         """Start a pull, or a push and pull; a clock of NEWEST makes it a driver's read."""
         lo, hi = range
         flat: Array = np.full(hi - lo, -1, np.int64)
-        landing = Landing(entry, lo, flat)
+        landing = Landing(entry, (lo, hi), is_range=True, out=flat)
         pulled = Pulled(shape.name, clock, lo, hi, flat, self.now(), 0.0)
         at = len(self.log.events)
         self.log.events.append(pulled)

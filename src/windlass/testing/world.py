@@ -19,11 +19,12 @@ from windlass.testing.rest import at_rest, final_values
 from windlass.testing.story import event_text
 from windlass.types import MANAGER, Bounded, Consistency, Eventual, Incarnation, Role, Sequential
 from windlass.worker.ops import Op, Request
-from windlass.worker.state import REDIAL_SECONDS, Call, Submit, WorkerState
+from windlass.worker.state import ASK_AGAIN_SECONDS, REDIAL_SECONDS, Call, Submit, WorkerState
 
 FIRST_WORKER = 10
 READER = Incarnation(99)
 MAX_STEPS = 20_000
+MAX_PAUSES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class World:
         self.tells = tells
         self.story: list[str] = []
         self.now = 0
+        self._num_pauses = 0
         self.seconds = 0.0  # what the state machines are told; only a Tick moves it, by as much as a redial takes
         self.large = rng.random() < limits.large
         self.net = Network(rng, is_shared=rng.random() < 0.5)
@@ -118,8 +120,8 @@ class World:
 
     def _add_reader(self) -> WorkerNode:
         reader = self._add(READER, m.Join(role=Role.DRIVER, pid=int(READER), addresses=()), Reader, is_joiner=True)
-        reader.waits_for = lambda: reader.state.is_joined and any(
-            worker.program.is_ready for worker in self.workers.values()
+        reader.waits_for = lambda: (
+            reader.state.is_joined and any(worker.program.is_ready for worker in self.workers.values())
         )
         return reader
 
@@ -161,11 +163,22 @@ class World:
                         box = other
                 self._deliver(box, net.take(box))
                 net.shots.delivered += 1
+                if not busy:
+                    self._let_time_pass()
         except Exception as error:  # a state machine must never raise, whatever comes
             import traceback
 
             return f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
         return at_rest(self)
+
+    def _let_time_pass(self) -> None:
+        """Nothing moves: whoever still waits hears that time has passed, a few times, and may ask again."""
+        waiting = [me for me, worker in self.workers.items() if me not in self.net.dead and worker.state.has_work]
+        if waiting and self._num_pauses < MAX_PAUSES:
+            self._num_pauses += 1
+            self.seconds += ASK_AGAIN_SECONDS
+            for me in waiting:
+                self.net.put(self.net.box(me, "tick"), Tick())
 
     def _is_under_way(self) -> bool:
         """Whether there is something worth disturbing: most runs are left alone until somebody pushes."""

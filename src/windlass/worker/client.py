@@ -29,7 +29,8 @@ EXPLAIN_SECONDS = 0.5
 
 
 class Waitable(Protocol):
-    text: str
+    @property
+    def text(self) -> str: ...
 
     @property
     def is_done(self) -> bool: ...

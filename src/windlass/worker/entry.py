@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -125,30 +124,3 @@ def _group(pieces: tuple[Piece, ...], blocks: list[Block], *, together: bool) ->
     if together or len(pieces) <= 1:
         return [(pieces, tuple(blocks))]
     return [((piece,), (block,)) for piece, block in zip(pieces, blocks, strict=True)]
-
-
-class Landing:
-    """Where the pieces of one pull land. Its `deliver` is called for each message that brings some."""
-
-    def __init__(self, entry: Entry, lo: int, flat: Array | None) -> None:
-        self.entry = entry
-        self.flat = flat  # None: keep the pieces themselves, for a view
-        self.version = 0
-        self._lo = lo
-        self._bytes = None if flat is None else as_bytes(flat)
-        self._copy = copier(0 if flat is None else flat.nbytes)
-        self._pieces: dict[Piece, Bytes] = {}
-
-    def deliver(self, pulled: Any, data: tuple[Bytes, ...], is_shared: bool) -> None:
-        self.version = max(self.version, pulled.version)
-        for piece, part in zip(pulled.pieces, data, strict=True):
-            if self._bytes is None:
-                self._pieces[piece] = part if is_shared else part.copy()
-            else:
-                begin, end = position(self.entry.key, piece, self._lo)
-                self._copy(self._bytes[begin:end], part)
-
-    def array(self) -> Array:
-        if self.flat is not None:
-            return self.flat
-        return self.entry.view([self._pieces[piece] for piece in sorted(self._pieces)])

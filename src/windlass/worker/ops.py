@@ -29,12 +29,13 @@ class KeyInfo:
     unreleased: dict[Incarnation, list[int]] = field(default_factory=dict)
     whole: dict[Incarnation, tuple[m.Piece, ...]] = field(default_factory=dict)  # every piece, by server
     is_sequential: bool = True
+    size: int = 0
     itemsize: int = 0
     slot_size: int = 0
 
     def __post_init__(self) -> None:
         self.is_sequential = isinstance(self.spec.consistency, Sequential)
-        self.itemsize, self.slot_size = self.spec.itemsize, self.spec.slot_size
+        self.size, self.itemsize, self.slot_size = self.spec.size, self.spec.itemsize, self.spec.slot_size
         by_server: dict[Incarnation, list[m.Piece]] = {}
         for slot, server in enumerate(self.slots):
             lo, hi = self.spec.slot_range(slot)
@@ -64,6 +65,7 @@ class Op:
     after: tuple[Any, ...] = ()  # what must be done first: anything with `is_done` and `error`
     reads_newest: bool = False  # a driver's read, ordered by the keeper
     owner: object = None  # the task it belongs to
+    asked_at: float = 0.0
     number: int = 0
     clock: int = 0
     unacked: set[Incarnation] = field(default_factory=set)
@@ -97,5 +99,7 @@ class Request:
     make: Callable[[int], m.AnyMessage]
     finish: Callable[[m.AnyMessage | None, tuple[Bytes, ...], WindlassError | None], None]
     data: tuple[Block, ...] = ()
-    answers: int = 1  # how many are still to come
+    answers: int = 1  # how many nodes answer it
     number: int = 0
+    asked_at: float = 0.0
+    answered: set[Incarnation] = field(default_factory=set)

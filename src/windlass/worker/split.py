@@ -13,7 +13,7 @@ Pieces = dict[Incarnation, tuple[Piece, ...]]
 def check_range(key: KeyInfo, range: tuple[int, int] | None) -> tuple[int, int]:
     """The range as flat element positions; the whole value for None."""
     if range is None:
-        return 0, key.spec.size
+        return 0, key.size
     try:
         lo, hi = (int(end) for end in range)
     except (TypeError, ValueError):
@@ -25,9 +25,9 @@ def check_range(key: KeyInfo, range: tuple[int, int] | None) -> tuple[int, int]:
 
 def split(key: KeyInfo, lo: int, hi: int) -> Pieces:
     """The pieces of elements lo to hi, by server. Every server of the key is there, with none if it holds none."""
-    spec = key.spec
-    if lo == 0 and hi == spec.size:
+    if lo == 0 and hi == key.size:
         return key.whole
+    spec = key.spec
     pieces: dict[Incarnation, list[Piece]] = {server: [] for server in key.whole}
     if hi > lo:
         for slot in range(lo // spec.slot_size, (hi - 1) // spec.slot_size + 1):

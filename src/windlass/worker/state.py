@@ -17,6 +17,7 @@ from windlass.types import MANAGER, Bytes, Generation, Incarnation, Node, Role
 from windlass.worker.ops import KeyInfo, Op, Request
 
 REDIAL_SECONDS = 0.05
+ASK_AGAIN_SECONDS = 0.5
 GIVE_UP_SECONDS = 5.0
 """How long a request waits for a link that is down. Raise it if managers take longer than that to come back."""
 
@@ -51,12 +52,14 @@ class WorkerState:
         self.ops: dict[int, Op] = {}  # started, by number: in the order they must be sent again
         self.requests: dict[int, Request] = {}
         self._next = 1
+        self._now = 0.0
         self._linked: set[Incarnation] = set()
         self._redial: dict[Incarnation, float] = {}
         self._down_since: dict[Incarnation, float] = {}
         self._manager = manager
 
     def handle(self, event: Event | Submit, now: float) -> list[Effect | Call]:
+        self._now = now
         if isinstance(event, Received):
             return self._on_message(event, event.message)
         match event:
@@ -79,6 +82,11 @@ class WorkerState:
         servers = [who for who, node in self.nodes.items() if node.role is Role.SERVER]
         return self.generation.number > 0 and all(who in self._linked for who in servers)
 
+    @property
+    def is_lowest(self) -> bool:
+        """Whether no live worker has a lower rank: the first values are this one's to give."""
+        return self.rank == min(node.rank for node in self.nodes.values() if node.role is Role.WORKER)
+
     def is_linked(self, peer: Incarnation) -> bool:
         return peer in self._linked
 
@@ -89,8 +97,11 @@ class WorkerState:
     # --- submitting -------------------------------------------------------------------------------------------------
 
     def _submit(self, op: Op) -> list[Effect | Call]:
-        op.key.queue.append(op)
-        return self.pump(op.key) if len(op.key.queue) == 1 else []
+        key = op.key
+        if not key.queue and not op.after and not self.departed and self.failure is None and not self._is_held(op):
+            return self._start(op)  # the usual case
+        key.queue.append(op)
+        return self.pump(key) if len(key.queue) == 1 else []
 
     def pump(self, key: KeyInfo) -> list[Effect | Call]:
         """Start what may start on this key, in order."""
@@ -102,14 +113,14 @@ class WorkerState:
                 key.queue.popleft()
                 effects.append(_finish(op, failed))
                 continue
-            if any(not task.is_done for task in op.after) or (op.push is not None and self._is_held(key)):
+            if any(not task.is_done for task in op.after) or self._is_held(op):
                 break
             key.queue.popleft()
             effects += self._start(op)
         return effects
 
-    def _is_held(self, key: KeyInfo) -> bool:
-        return key.is_sequential and key.open_pulls > 0
+    def _is_held(self, op: Op) -> bool:
+        return op.push is not None and op.key.is_sequential and op.key.open_pulls > 0
 
     def _refusal(self, op: Op) -> WindlassError | None:
         if self.failure is not None:
@@ -144,10 +155,7 @@ class WorkerState:
         """The messages of this operation for one server; the same ones when sent again."""
         key = op.key
         if op.reads_newest:
-            assert op.pull is not None
-            op.unread = {server: set(pieces) for server, pieces in op.pull.items() if pieces}
-            wanted = tuple(piece for pieces in op.pull.values() for piece in pieces)
-            return [Send(key.keeper, m.Read(pull=op.number, key=key.id, reader=self.me, pieces=wanted))]
+            return self._read(op)
         if op.push is None or server not in op.unacked:
             assert op.pull is not None
             pieces = tuple(piece for piece in op.pull[server] if piece in op.unread[server])
@@ -172,12 +180,25 @@ class WorkerState:
             for part, (pieces, blocks) in enumerate(parts)
         ]
 
+    def _read(self, op: Op) -> list[Effect | Call]:
+        """Ask the keeper for all of it, under a new number: what earlier asking may still bring is of another round."""
+        assert op.pull is not None
+        self.ops.pop(op.number, None)
+        op.number = self._next
+        self._next += 1
+        self.ops[op.number] = op
+        op.asked_at = self._now
+        op.unread = {server: set(pieces) for server, pieces in op.pull.items() if pieces}
+        wanted = tuple(piece for pieces in op.pull.values() for piece in pieces)
+        return [Send(op.key.keeper, m.Read(pull=op.number, key=op.key.id, reader=self.me, pieces=wanted))]
+
     def _ask(self, request: Request) -> list[Effect | Call]:
         if self.failure is not None:
             return [_answer(request, self.failure)]
         request.number = self._next
         self._next += 1
         self.requests[request.number] = request
+        request.asked_at = self._now
         return [Send(request.peer, request.make(request.number), request.data)]
 
     # --- answers ----------------------------------------------------------------------------------------------------
@@ -191,7 +212,7 @@ class WorkerState:
             case m.Membership():
                 return self._on_membership(message)
             case m.Done() | m.Refused() | m.Declared() | m.Dumped():
-                return self._on_answer(message, event.data)
+                return self._on_answer(event.peer, message, event.data)
             case m.Abort(reason=reason):
                 return self.fail_all(ClusterError(reason))
             case _:
@@ -251,16 +272,16 @@ class WorkerState:
         self.ops.pop(op.number, None)
         if op.pull is not None:
             op.key.open_pulls -= 1
-        return [_finish(op, error), *self.pump(op.key)]
+        return [_finish(op, error), *self.pump(op.key)] if op.key.queue else [_finish(op, error)]
 
     def _on_answer(
-        self, answer: m.Done | m.Refused | m.Declared | m.Dumped, data: tuple[Bytes, ...]
+        self, peer: Incarnation, answer: m.Done | m.Refused | m.Declared | m.Dumped, data: tuple[Bytes, ...]
     ) -> list[Effect | Call]:
         request = self.requests.get(answer.request)
         if request is None:
             return [Recycle(data)]
-        request.answers -= 1
-        if request.answers > 0 and not isinstance(answer, m.Refused):
+        request.answered.add(peer)
+        if len(request.answered) < request.answers and not isinstance(answer, m.Refused):
             return [Recycle(data)]
         del self.requests[answer.request]
         if isinstance(answer, m.Refused):
@@ -326,7 +347,7 @@ class WorkerState:
         for request in self.requests.values():
             if request.peer == peer:
                 effects.append(Send(peer, request.make(request.number), request.data))
-        for op in self.ops.values():
+        for op in list(self.ops.values()):
             if peer in op.waits_for():
                 effects += self._send(op, peer)
         return effects
@@ -346,11 +367,24 @@ class WorkerState:
                 node = self.nodes.get(peer)
                 addresses = node.addresses if node else self._manager
                 effects.append(Dial(peer, addresses))
+        effects += self._ask_again(now)
         for number, request in list(self.requests.items()):
             if now - self._down_since.get(request.peer, now) > GIVE_UP_SECONDS:
                 del self.requests[number]
                 text = f"{self.name(request.peer)} cannot be reached for {GIVE_UP_SECONDS:.0f} s; is its process alive?"
                 effects.append(_answer(request, ClusterError(text)))
+        return effects
+
+    def _ask_again(self, now: float) -> list[Effect | Call]:
+        """What goes through the keeper to others can be lost between them, where no broken link of ours tells."""
+        effects: list[Effect | Call] = []
+        for op in list(self.ops.values()):
+            if op.reads_newest and now - op.asked_at > ASK_AGAIN_SECONDS:
+                effects += self._read(op)
+        for request in self.requests.values():
+            if request.answers > 1 and now - request.asked_at > ASK_AGAIN_SECONDS:
+                request.asked_at = now
+                effects.append(Send(request.peer, request.make(request.number), request.data))
         return effects
 
     def name(self, who: Incarnation) -> str:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from windlass._wire import messages as m
-from windlass._wire.messages import Piece
 from windlass.errors import UsageError, WindlassError
 from windlass.store.reduce import Reducer, reducer_rule
 from windlass.store.update import Updater, updater_rule
 from windlass.types import MANAGER, Array, Consistency, Incarnation, KeySpec, Role, Sequential
 from windlass.worker import checkpoint
-from windlass.worker.arrays import Like, fill, is_finite, look, target, wrap
+from windlass.worker.arrays import is_finite, look, wrap
 from windlass.worker.client import Client
-from windlass.worker.entry import Entry, Landing
+from windlass.worker.entry import Entry
+from windlass.worker.landing import Landing
 from windlass.worker.ops import KeyInfo, Op
-from windlass.worker.split import check_range, split
+from windlass.worker.split import Pieces, check_range, split
 from windlass.worker.task import Task
 
 BARRIER = "windlass/barrier"
@@ -99,17 +100,15 @@ class Store:
         name = declared.spec.name
         key = KeyInfo(declared.key, declared.spec, declared.slots)
         entry = Entry(key, kind, self._client.hub)
-        if first is not None and (self.is_driver or self.rank == 0):
-            # The keeper last: when it has its part, everybody has, and it lets the others in.
-            for server in sorted(key.whole, key=lambda server: server == key.keeper):
-                self._give(entry, server, first, 0, key.whole[server], m.Init, f"the first value of '{name}'")
+        if first is not None and (self.is_driver or self._client.state.is_lowest):
+            self._give_first(entry, first)
         if not self.is_driver:
-            done, _ = self._client.request(
-                key.keeper,
-                lambda n: m.Attach(request=n, key=key.id),
-                f"create('{name}'), which waits for rank 0's value,",
-            )
-            key.clock = key.since = int(done.detail)
+            what = f"create('{name}'), which waits for rank 0's value,"
+            while (clock := self._attach(key, what)) < 0:
+                if first is None:
+                    raise UsageError(f"'{name}' has no value yet; the lowest rank gives it, by create()")
+                self._give_first(entry, first)
+            key.clock = key.since = clock
             for server in key.whole:
                 if server != key.keeper:
                     self._client.request(
@@ -118,11 +117,21 @@ class Store:
         self._entries[name] = entry
         return entry
 
+    def _attach(self, key: KeyInfo, what: str) -> int:
+        done, _ = self._client.request(key.keeper, lambda n: m.Attach(request=n, key=key.id), what)
+        return int(done.detail)
+
+    def _give_first(self, entry: Entry, first: Array) -> None:
+        """Give the key its first value; the keeper last: when it has its part, everybody has."""
+        key = entry.key
+        for server in sorted(key.whole, key=lambda server: server == key.keeper):
+            self._give(entry, server, first, 0, m.Init, f"the first value of '{key.spec.name}'")
+
     def _give(
-        self, entry: Entry, server: Incarnation, flat: Array, lo: int, pieces: tuple[Piece, ...], kind: Any, what: str
+        self, entry: Entry, server: Incarnation, flat: Array, lo: int, kind: Callable[..., m.AnyMessage], what: str
     ) -> None:
-        """Hand a server these pieces of an array that begins at element lo, one message for each. Blocks."""
-        for piece in pieces:
+        """Hand a server its pieces of an array that begins at element lo, one message for each. Blocks."""
+        for piece in split(entry.key, lo, lo + flat.size)[server]:
             parts, owned = entry.parts(flat, lo, {server: (piece,)}, may_borrow=True)
             [(_, blocks)] = parts[server]
             self._client.request(
@@ -163,9 +172,12 @@ class Store:
         applied. `range=(lo, hi)` gives elements lo to hi of the flattened value. `hyper` sets the updater's numbers
         for this round, e.g. {"lr": 0.01}; the members of a round must agree on it."""
         items = _items(key, value)
-        task = Task(self._client, f"push({_names(items)})", len(items))
-        waits = tuple(after)
-        ops = [self._op(task, name, given, range, hyper, waits) for name, given in items.items()]
+        task = Task(self._client, "push", items)
+        ops = [self._push_op(task, self._entry(name), given, range, hyper) for name, given in items.items()]
+        if after:
+            waits = tuple(after)
+            for op in ops:
+                op.after = waits
         self._client.submit(*ops)
         return task
 
@@ -188,15 +200,22 @@ class Store:
         """
         names = [key] if isinstance(key, str) else list(key)
         outs = [out] if isinstance(key, str) else _outs(out, names)
-        task = Task(self._client, f"pull({_names(names)})", len(names))
-        results: dict[str, Any] = {}
+        task = Task(self._client, "pull", names)
         waits = tuple(after)
-        ops = [
-            self._pull_op(task, self._entry(name), range, one_out, view, results, waits)
-            for name, one_out in zip(names, outs, strict=True)
-        ]
-        shape = (lambda: results[names[0]]) if isinstance(key, str) else (lambda: [results[name] for name in names])
-        return self._go(task, ops, shape, wait, timeout)
+        landings: list[Landing] = []
+        ops: list[Op] = []
+        for name, one_out in zip(names, outs, strict=True):
+            entry = self._entry(name)
+            span = check_range(entry.key, range)
+            landing = Landing(entry, span, is_range=range is not None, out=one_out, view=view)
+            landing.task = task
+            landings.append(landing)
+            op = Op(entry.key, None, split(entry.key, *span), landing.deliver, landing.finish, None, waits, owner=task)
+            op.reads_newest = self.is_driver
+            ops.append(op)
+        is_one = isinstance(key, str)
+        task.shape_result(landings[0].take if is_one else lambda: [landing.result for landing in landings])
+        return self._go(task, ops, wait, timeout)
 
     def pushpull(
         self,
@@ -213,84 +232,58 @@ class Store:
         """Push, and pull the same range, in one round trip. `pushpull({key: value, ...})` gives a dictionary; `out`
         is then one, too."""
         items = _items(key, value)
-        task = Task(self._client, f"pushpull({_names(items)})", len(items))
-        results: dict[str, Any] = {}
-        ops = []
+        task = Task(self._client, "pushpull", items)
+        landings: dict[str, Landing] = {}
+        ops: list[Op] = []
+        is_one = isinstance(key, str)
         for name, given in items.items():
-            one_out = out if isinstance(key, str) else (out or {}).get(name)
-            pull = self._pull_op(task, self._entry(name), range, one_out, view, results, ())
-            ops.append(self._op(task, name, given, range, hyper, (), pull, may_borrow=wait))
-        shape = (lambda: results[key]) if isinstance(key, str) else (lambda: dict(results))
-        return self._go(task, ops, shape, wait, timeout)
+            entry = self._entry(name)
+            one_out = out if is_one else (out or {}).get(name)
+            landing = landings[name] = Landing(
+                entry, check_range(entry.key, range), is_range=range is not None, out=one_out, view=view
+            )
+            landing.task = task
+            ops.append(self._push_op(task, entry, given, range, hyper, landing, may_borrow=wait))
+        if is_one:
+            task.shape_result(landing.take)
+        else:
+            task.shape_result(lambda: {name: landing.result for name, landing in landings.items()})
+        return self._go(task, ops, wait, timeout)
 
-    def _go(self, task: Task, ops: list[Op], shape: Any, wait: bool, timeout: float | None) -> Any:
-        task.shape_result(shape)
+    def _go(self, task: Task, ops: list[Op], wait: bool, timeout: float | None) -> Any:
         self._client.submit(*ops, until=task if wait else None, timeout=timeout)
         return task.wait(timeout) if wait else task
 
-    def _op(
+    def _push_op(
         self,
         task: Task,
-        name: str,
+        entry: Entry,
         value: Any,
         range: tuple[int, int] | None,
         hyper: Mapping[str, float] | None,
-        after: tuple[Task, ...],
-        pull: Op | None = None,
+        landing: Landing | None = None,
         *,
         may_borrow: bool = False,
     ) -> Op:
-        entry = self._entry(name)
+        """A push of one key; with a landing, the pull of the same range rides on it."""
         lo, hi = check_range(entry.key, range)
         flat = self._checked(entry, value, lo, hi, is_range=range is not None)
         pieces = split(entry.key, lo, hi)
         parts, owned = entry.parts(flat, lo, pieces, may_borrow=may_borrow)
+        done = task.finish if landing is None else landing.finish
 
-        def finish(error: WindlassError | None) -> None:
+        def free_and_finish(error: WindlassError | None) -> None:
             if error is None:  # after a failure a message may still be on its way out of this memory
                 for block in owned:
                     self._client.hub.memory.free(block)
-            if pull is None:
-                task.finish(error)
-            else:
-                pull.finish(error)
+            done(error)
 
-        numbers = {name: float(number) for name, number in hyper.items()} if hyper else None
-        if pull is None:
-            return Op(entry.key, parts, None, None, finish, numbers, after, owner=task)
-        return Op(entry.key, parts, pull.pull, pull.deliver, finish, numbers, after, owner=task)
-
-    def _pull_op(
-        self,
-        task: Task,
-        entry: Entry,
-        range: tuple[int, int] | None,
-        out: Any,
-        view: bool,
-        results: dict[str, Any],
-        after: tuple[Task, ...],
-    ) -> Op:
-        key = entry.key
-        lo, hi = check_range(key, range)
-        what = f"pull('{key.spec.name}')"
-        if view and not key.is_sequential:
-            raise UsageError(f"{what}: view=True expects a sequential key, got {key.spec.consistency}")
-        if view and out is not None:
-            raise UsageError(f"{what}: view=True and out= exclude each other")
-        like = entry.like if range is None else Like(entry.like.kind, key.spec.dtype, (hi - lo,))
-        given = target(out, like, what) if out is not None else None
-        flat = given if given is not None else None if view else entry.result(hi - lo)
-        landing = Landing(entry, lo, flat)
-
-        def finish(error: WindlassError | None) -> None:
-            if error is None:
-                if out is not None and given is None:
-                    fill(out, like, landing.array())
-                results[key.spec.name] = out if out is not None else wrap(landing.array(), like)
-            task.finish(error)
-
-        pieces = split(key, lo, hi)
-        return Op(key, None, pieces, landing.deliver, finish, None, after, reads_newest=self.is_driver, owner=task)
+        op = Op(entry.key, parts, None, None, free_and_finish if owned else done, owner=task)
+        if landing is not None:
+            op.pull, op.deliver = pieces, landing.deliver
+        if hyper:
+            op.hyper = {name: float(number) for name, number in hyper.items()}
+        return op
 
     def _checked(self, entry: Entry, value: Any, lo: int, hi: int, *, is_range: bool) -> Array:
         spec = entry.key.spec
@@ -350,11 +343,12 @@ class Store:
     def version(self, key: str) -> int:
         """How many updates the key has taken; does not wait for anybody's push."""
         entry = self._entry(key)
-        landing = Landing(entry, 0, np.empty(0, np.uint8))
-        task = Task(self._client, f"version('{key}')")
-        pieces: Any = {entry.key.keeper: ((0, 0, 0),)}
-        self._client.submit(Op(entry.key, None, pieces, landing.deliver, task.finish, reads_newest=True, owner=task))
-        task.wait()
+        task = Task(self._client, "version", (key,))
+        landing = Landing(entry, (0, 0), is_range=True)
+        landing.task = task
+        pieces: Pieces = {entry.key.keeper: ((0, 0, 0),)}
+        op = Op(entry.key, None, pieces, landing.deliver, landing.finish, reads_newest=True, owner=task)
+        self._go(task, [op], True, None)
         return landing.version
 
     def status(self) -> dict[str, Any]:
@@ -404,16 +398,23 @@ class Store:
 class DriverStore(Store):
     """The driver's handle: it reads the newest round and may write between two; it is no worker."""
 
+    _num_writes = 0
+
     def assign(self, key: str, value: Any, *, range: tuple[int, int] | None = None) -> None:
         """Set a value between two rounds, the same two on every server; optimizer state stays. Blocks until done."""
         entry = self._entry(key)
         lo, hi = check_range(entry.key, range)
         flat = self._checked(entry, value, lo, hi, is_range=range is not None)
         me, key_id, what = self._client.state.me, entry.key.id, f"assign('{key}')"
-        for server, pieces in split(entry.key, lo, hi).items():
-            self._give(entry, server, flat, lo, pieces, m.Write, what)
+        self._num_writes += 1
+        write = self._num_writes
+        for server in entry.key.whole:
+            self._give(entry, server, flat, lo, partial(m.Write, write=write), what)
         self._client.request(
-            entry.key.keeper, lambda n: m.Commit(request=n, key=key_id, writer=me), what, answers=len(entry.key.whole)
+            entry.key.keeper,
+            lambda n: m.Commit(request=n, key=key_id, writer=me, write=write),
+            what,
+            answers=len(entry.key.whole),
         )
 
     def push(self, *args: Any, **kwargs: Any) -> Task:
@@ -444,11 +445,6 @@ def _outs(out: Any, names: list[str]) -> list[Any]:
     if len(out) != len(names):
         raise UsageError(f"pull of {len(names)} keys: out expected {len(names)} arrays, got {len(out)}")
     return list(out)
-
-
-def _names(names: Iterable[str]) -> str:
-    shown = [f"'{name}'" for name in names]
-    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
 
 
 def _check_declaration(key: str, update: object, policy: Consistency, deterministic: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from windlass.errors import WindlassError
@@ -14,14 +14,22 @@ if TYPE_CHECKING:
 class Task:
     """One call's work, maybe on several keys. It is done when everything in it is applied (push) or here (pull)."""
 
-    __slots__ = ("_client", "_left", "_shape", "error", "text")
+    __slots__ = ("_client", "_left", "_names", "_shape", "_verb", "error")
 
-    def __init__(self, client: Client, text: str, parts: int = 1) -> None:
+    def __init__(self, client: Client, verb: str, names: Collection[str]) -> None:
         self._client = client
-        self._left = parts
+        self._verb = verb
+        self._names = names
+        self._left = len(names)
         self._shape: Callable[[], Any] | None = None
         self.error: WindlassError | None = None
-        self.text = text
+
+    @property
+    def text(self) -> str:
+        """The call as its caller wrote it, for messages."""
+        shown = [f"'{name}'" for name in self._names]
+        more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+        return f"{self._verb}({', '.join(shown[:3])}{more})"
 
     @property
     def is_done(self) -> bool:

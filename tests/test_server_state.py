@@ -1,0 +1,150 @@
+"""The server's state machine by itself: no socket, no thread, no clock."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from windlass._wire import messages as m
+from windlass._wire.effects import LinkDown, LinkUp, Received, Send
+from windlass.server.state import ServerConfig, ServerState
+from windlass.types import MANAGER, Heap, Incarnation, KeyId, KeySpec, Node, Role, Rule, Sequential
+
+ME, KEY = Incarnation(9), KeyId(1)
+W0, W1 = Incarnation(1), Incarnation(2)
+SPEC = KeySpec(
+    name="w",
+    shape=(4096,),
+    dtype="float64",
+    reduce=Rule("sum"),
+    update=Rule("add"),
+    consistency=Sequential(),
+    chunk_bytes=1 << 20,
+)
+WHOLE = ((0, 0, 4096),)
+
+
+def node(who: Incarnation, role: Role, rank: int) -> Node:
+    return Node(name=f"{role}-{rank}", role=role, incarnation=who, rank=rank, pid=0, addresses=())
+
+
+def membership(number: int, *workers: Incarnation) -> Received:
+    nodes = (node(ME, Role.SERVER, 0), *(node(who, Role.WORKER, who - 1) for who in workers))
+    return Received(MANAGER, m.Membership(term=1, number=number, nodes=nodes, reason="test"))
+
+
+def server(*, has_value: bool = True) -> ServerState:
+    state = ServerState(ME, Heap(), ServerConfig(join=m.Join(role=Role.SERVER, pid=0, addresses=()), manager=()))
+    state.handle(membership(1, W0, W1), 0)
+    state.handle(Received(MANAGER, m.Place(key=KEY, spec=SPEC, slots=(ME,))), 0)
+    if has_value:
+        init = m.Init(request=1, key=KEY, pieces=WHOLE)
+        state.handle(Received(W0, init, (np.zeros(4096).view(np.uint8),)), 0)
+    return state
+
+
+def push(who: Incarnation, clock: int, value: float = 1.0, pull: int = 0, pieces=WHOLE) -> Received:
+    message = m.Push(key=KEY, clock=clock, since=0, part=0, parts=1, pieces=pieces, pull=pull)
+    return Received(who, message, (np.full(4096, value).view(np.uint8),))
+
+
+def sent(effects: list, kind: type) -> list:
+    return [
+        (effect.peer, effect.message)
+        for effect in effects
+        if isinstance(effect, Send) and isinstance(effect.message, kind)
+    ]
+
+
+def test_a_round_closes_when_every_worker_has_pushed_and_all_are_acknowledged():
+    state = server()
+    assert sent(state.handle(push(W0, 1), 0), m.Ack) == []
+    acks = sent(state.handle(push(W1, 1), 0), m.Ack)
+    assert [(who, ack.clock) for who, ack in acks] == [(W0, 1), (W1, 1)]
+
+
+def test_resent_push_is_acked_again_but_counted_once():
+    state = server()
+    state.handle(push(W0, 1), 0)
+    assert sent(state.handle(push(W0, 1), 0), m.Ack) == []  # staged: not applied, so not acknowledged
+    state.handle(push(W1, 1), 0)
+    assert sent(state.handle(push(W0, 1), 0), m.Ack) == [(W0, m.Ack(key=KEY, clock=1))]
+    assert state.keys[KEY].slots[0].dense.block.array.view(np.float64)[0] == 2.0
+
+
+def test_a_push_that_leaves_a_gap_is_not_counted_and_not_acknowledged():
+    state = server()
+    assert sent(state.handle(push(W0, 2), 0), m.Ack) == []
+    assert sent(state.handle(push(W1, 1), 0), m.Ack) == []
+    assert len(sent(state.handle(push(W0, 1), 0), m.Ack)) == 2
+
+
+def test_a_departed_workers_whole_push_counts_and_the_round_closes_without_waiting_for_it():
+    state = server()
+    state.handle(push(W0, 1, 5.0), 0)
+    state.handle(membership(2, W1), 0)
+    assert (W1, m.Ack(key=KEY, clock=1)) in sent(state.handle(push(W1, 1, 7.0), 0), m.Ack)
+    assert state.keys[KEY].slots[0].dense.block.array.view(np.float64)[0] == 12.0
+
+
+def test_whoever_has_left_the_generation_is_refused_and_never_acknowledged():
+    state = server()
+    state.handle(membership(2, W1), 0)
+    effects = state.handle(push(W0, 1), 0)
+    assert sent(effects, m.Ack) == []
+    assert any("not in this generation" in getattr(effect, "text", "") for effect in effects)
+
+
+def test_whoever_is_ahead_of_our_generation_is_heard_when_we_catch_up():
+    state = server()
+    newcomer = Incarnation(3)
+    assert sent(state.handle(Received(newcomer, m.Attach(request=7, key=KEY)), 0), m.Done) == []
+    effects = state.handle(membership(2, W0, W1, newcomer), 0)
+    assert sent(effects, m.Done) == [(newcomer, m.Done(request=7, detail=0))]
+
+
+def test_if_rank_zero_dies_before_its_first_value_the_next_rank_is_asked_for_one():
+    state = server(has_value=False)
+    assert sent(state.handle(Received(W1, m.Attach(request=3, key=KEY)), 0), m.Done) == []
+    effects = state.handle(membership(2, W1), 0)
+    assert sent(effects, m.Done) == [(W1, m.Done(request=3, detail=-1))]
+
+
+def test_a_pinned_value_is_not_written_until_its_reader_lets_go():
+    state = server()
+    state.handle(push(W0, 1, pull=1), 0)
+    pulled = [effect for effect in state.handle(push(W1, 1, pull=1), 0) if isinstance(effect, Send)]
+    seen = pulled[0].data[0].array
+    assert pulled[0].pins
+    assert seen.view(np.float64)[0] == 2.0
+    state.handle(push(W0, 2), 0)
+    state.handle(push(W1, 2), 0)
+    assert seen.view(np.float64)[0] == 2.0  # the next round went to another block
+    state.handle(LinkDown(W0, "cut"), 0)
+    state.handle(push(W1, 3), 0)
+    state.handle(LinkUp(W0), 0)
+    state.handle(push(W0, 3), 0)
+    assert state.keys[KEY].slots[0].dense.block.array.view(np.float64)[0] == 6.0
+
+
+def test_pieces_that_do_not_fit_are_answered_with_what_is_wrong():
+    state = server()
+    for pieces, text in [
+        (((7, 0, 4096),), "slot 7 of 'w' is not held here"),
+        (((0, 0, 5000),), "elements [0, 5000) are outside slot 0 of 'w', which has 4096"),
+        (((0, 0, 10),), "slot 0 expected 80 bytes, got 32768"),
+        (((0, 0, 10), (0, 10, 20)), "2 pieces came with 1 buffers"),
+    ]:
+        [(who, ack)] = sent(state.handle(push(W0, 1, pieces=pieces), 0), m.Ack)
+        assert (who, ack.error) == (W0, text)
+    [(_, pulled)] = sent(state.handle(Received(W0, m.Pull(pull=1, key=KEY, clock=0, pieces=((3, 0, 1),))), 0), m.Pulled)
+    assert pulled.error == "slot 3 of 'w' is not held here"
+    assert len(sent(state.handle(push(W0, 1), 0) + state.handle(push(W1, 1), 0), m.Ack)) == 2
+
+
+def test_only_the_manager_is_believed_about_members_and_keys():
+    state = server()
+    before = state.members.generation
+    state.handle(Received(W0, membership(9, W0).message), 0)
+    state.handle(Received(W0, m.Forget(request=0, name="w", key=KEY)), 0)
+    assert state.members.generation == before
+    assert KEY in state.keys
