@@ -130,13 +130,15 @@ class Store:
     def _give(
         self, entry: Entry, server: Incarnation, flat: Array, lo: int, kind: Callable[..., m.AnyMessage], what: str
     ) -> None:
-        """Hand a server its pieces of an array that begins at element lo, one message for each. Blocks."""
-        for piece in split(entry.key, lo, lo + flat.size)[server]:
-            parts, owned = entry.parts(flat, lo, {server: (piece,)}, may_borrow=True)
+        """Hand a server its pieces of an array that begins at element lo, one message for each; one without any if
+        it holds none, so that it knows. Blocks."""
+        pieces = split(entry.key, lo, lo + flat.size)[server]
+        for wanted in [(piece,) for piece in pieces] or [()]:
+            parts, owned = entry.parts(flat, lo, {server: wanted}, may_borrow=True)
             [(_, blocks)] = parts[server]
             self._client.request(
                 server,
-                lambda n, piece=piece: kind(request=n, key=entry.key.id, pieces=(piece,)),  # type: ignore[misc]
+                lambda n, wanted=wanted: kind(request=n, key=entry.key.id, pieces=wanted),  # type: ignore[misc]
                 what,
                 data=blocks,
             )
