@@ -30,6 +30,12 @@ Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
 
 
+MAX_CHUNK_BYTES = 32 << 20
+"""The largest slot: its widest array, a float32 copy of a 16-bit value, still fits into one frame."""
+
+MAX_SLOTS = 1 << 16
+
+
 class Role(StrEnum):
     MANAGER = "manager"
     SERVER = "server"
@@ -106,6 +112,20 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
     update: Rule
     consistency: Consistency
     chunk_bytes: int
+
+    def check(self) -> None:
+        """Raise UsageError for a declaration that no server should try to hold."""
+        if self.dtype not in STORAGE:
+            raise UsageError(f"'{self.name}': expected a dtype among {', '.join(STORAGE)}, got {self.dtype!r:.40}")
+        if any(length < 0 for length in self.shape):
+            raise UsageError(f"'{self.name}': expected a shape without negative lengths, got {self.shape}")
+        if not 4096 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
+            raise UsageError(f"'{self.name}': chunk_bytes expects 4096 to {MAX_CHUNK_BYTES}, got {self.chunk_bytes}")
+        if self.num_slots > MAX_SLOTS:
+            raise UsageError(
+                f"'{self.name}' of shape {self.shape} has {self.num_slots} slots, at most {MAX_SLOTS} are held; "
+                "raise chunk_bytes, or split it into several keys"
+            )
 
     @property
     def size(self) -> int:

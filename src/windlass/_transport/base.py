@@ -62,6 +62,10 @@ class Hub(Protocol):
         """Received references as one array without a copy, or None where that cannot be."""
         ...
 
+    def own_unsent(self) -> None:
+        """Copy what is queued and not yet sent: its owner wants its memory back."""
+        ...
+
     def recycle(self, data: tuple[Bytes, ...]) -> None:
         """Take back buffers of a Received that nobody needs any more."""
         ...

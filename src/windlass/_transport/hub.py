@@ -147,6 +147,10 @@ class SocketHub:
         self._events.append(event)
         self._num_news += 1
 
+    def own_unsent(self) -> None:
+        for link in self._dirty:
+            link.outbox.own()
+
     def recycle(self, data: tuple[Bytes, ...]) -> None:
         self._pool.give(data)
 

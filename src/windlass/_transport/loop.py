@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from windlass._transport.base import Hub
 from windlass._wire.effects import Dial, Event, Hangup, Later, LinkDown, Log, Received, Recycle, Send, Stop
+from windlass.errors import UsageError
+from windlass.types import MANAGER
 
 log = logging.getLogger("windlass")
 
@@ -54,11 +56,12 @@ class Loop:
                 raise
             # A message that nobody foresaw must not take the node down with it: its sender loses the link.
             log.exception("%s could not handle %s from %s", self.name, type(event.message).__name__, event.peer)
-            self.hub.hangup(event.peer, f"{self.name} could not handle {type(event.message).__name__}")
+            if event.peer != MANAGER:  # its word is passed on from others, and without it this node is out
+                self.hub.hangup(event.peer, f"{self.name} could not handle {type(event.message).__name__}")
             return
         for effect in effects:
             if isinstance(effect, Send):
-                self.hub.send(effect)
+                self._send(effect)
             elif isinstance(effect, Recycle):
                 self.hub.recycle(effect.data)
             elif isinstance(effect, Later):
@@ -71,6 +74,13 @@ class Loop:
                 self.hub.hangup(effect.peer, effect.reason)
             elif isinstance(effect, Stop):
                 self.stopped = effect.reason
+
+    def _send(self, send: Send) -> None:
+        try:
+            self.hub.send(send)
+        except UsageError as error:  # too large for a frame: its peer would wait in vain
+            log.error("%s could not send %s: %s", self.name, type(send.message).__name__, error)
+            self.hub.hangup(send.peer, str(error))
 
     def _dial(self, dial: Dial, *, is_again: bool) -> None:
         if is_again:  # it was refused a moment ago: do not spin

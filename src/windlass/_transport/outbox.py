@@ -47,6 +47,10 @@ class Outbox:
         """Report these pins when everything added so far has left."""
         self._marks.append((self._queued, pins))
 
+    def own(self) -> None:
+        """Copy whatever still lies in somebody else's memory."""
+        self._chunks = [bytes(chunk) if isinstance(chunk, memoryview) else chunk for chunk in self._chunks]
+
     def clear(self) -> None:
         """Forget everything; nothing of it is reported."""
         self._chunks.clear()

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from windlass._wire import messages as m
-from windlass._wire.effects import Effect, Event, LinkDown, Log, Received, Send
+from windlass._wire.effects import Effect, Event, Hangup, LinkDown, Log, Received, Send
+from windlass.errors import UsageError
 from windlass.manager.placement import load_of, place
 from windlass.types import MANAGER, Generation, Incarnation, KeyId, KeySpec, Node, Role
 
@@ -88,6 +89,8 @@ class ManagerState:
     # --- members ----------------------------------------------------------------------------------------------------
 
     def _on_join(self, peer: Incarnation, join: m.Join) -> list[Effect]:
+        if join.role is Role.MANAGER:
+            return [Hangup(peer, "there is one manager already")]
         if join.role is Role.DRIVER:
             self._drivers.add(peer)
             return [Send(peer, self._membership("the driver joined"))] if self.is_complete else []
@@ -120,7 +123,7 @@ class ManagerState:
             return []
         self.departed.append(node)
         effects = self._publish(f"{node.name} (pid {node.pid}) is gone: {reason}")
-        for key in self._by_id.values():
+        for key in list(self._by_id.values()):
             if peer in key.unplaced:
                 key.error = f"{node.name} died before it could hold its part of '{key.spec.name}'"
                 key.unplaced.discard(peer)
@@ -161,6 +164,10 @@ class ManagerState:
         spec = declare.spec
         key = self._keys.get(spec.name)
         if key is None:
+            try:
+                spec.check()
+            except UsageError as error:
+                return [Send(peer, m.Refused(request=declare.request, is_usage=True, reason=str(error)))]
             return self._new_key(peer, declare)
         difference = _difference(key.spec, spec)
         if difference:

@@ -35,7 +35,7 @@ from windlass.store.reduce import resolve_reducer
 from windlass.store.update import resolve_updater
 from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation, KeyId, Memory, Node, Role, Sequential
 
-MAX_EARLY_MESSAGES = 256
+MAX_EARLY_MESSAGES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +257,9 @@ class ServerState:
                 self.keys[place.key] = self._make(place)
             except UsageError as error:
                 return [Send(MANAGER, m.Placed(key=place.key, error=str(error)))]
+            except Exception as error:  # a user's reducer or updater could not even be made, or memory is short
+                text = f"'{place.spec.name}' cannot be held: {type(error).__name__}: {error}"
+                return [Log("error", text), Send(MANAGER, m.Placed(key=place.key, error=text))]
         return [Send(MANAGER, m.Placed(key=place.key))]
 
     def _make(self, place: m.Place) -> SequentialKey | ArrivalKey:

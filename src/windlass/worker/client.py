@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from windlass._transport.base import Hub
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Log, Recycle, Send, Tick
-from windlass.errors import TimeoutError, UsageError, WindlassError
+from windlass.errors import ClusterError, TimeoutError, UsageError, WindlassError
 from windlass.types import MANAGER, Bytes, Incarnation
 from windlass.worker.ops import KeyInfo, Op, Request
+from windlass.worker.shield import Shield
 from windlass.worker.state import Call, Submit, WorkerState
 from windlass.worker.turn import Turn
 
@@ -47,6 +49,7 @@ class Client:
         self._warn_seconds = warn_seconds
         self._is_eager = is_eager  # an embedded store: nothing else runs, so finish at once what can be
         self._turn = Turn(hub.wake)
+        self._shield = Shield(hub.wake)
         self._next_tick = 0.0
         self._held: set[KeyInfo] = set()  # keys whose queue waits for tasks of other keys
         self._background: threading.Thread | None = None
@@ -57,23 +60,25 @@ class Client:
     def submit(self, *works: Op | Request, until: Waitable | None = None, timeout: float | None = None) -> None:
         """Start work. Does not block on the network, unless it is to wait `until` something is done."""
         self._check_open()
-        self._turn.take()
-        try:
-            for work in works:
-                self._perform(self.state.handle(Submit(work), time.monotonic()))
-                if isinstance(work, Op) and work.after and work.key.queue:
-                    self._held.add(work.key)
-            if self._is_eager:
-                self._step(0)
-            elif until is None:
-                self.hub.flush()
-            else:  # the usual end of a wait: no second turn, and the first poll flushes
-                began = time.monotonic()
-                self._lead(until, began + (timeout or self.timeout), began + self._warn_seconds, began)
-        finally:
-            self._leave()
-        if until is not None:
-            self.wait(until, timeout)
+        began = time.monotonic()
+        deadline = began + (self.timeout if timeout is None else timeout)
+        with self._shield, self._critical():
+            self._turn.take()
+            try:
+                for work in works:
+                    self._perform(self.state.handle(Submit(work), began))
+                    if isinstance(work, Op) and work.after and work.key.queue:
+                        self._held.add(work.key)
+                if self._is_eager:
+                    self._step(0)
+                elif until is None:
+                    self.hub.flush()
+                else:  # the usual end of a wait: no second turn, and the first poll flushes
+                    self._lead(until, deadline, began + self._warn_seconds, began)
+            finally:
+                self._leave()
+        if until is not None and not until.is_done:
+            self._wait(until, began, deadline)
 
     def request(
         self, peer: Incarnation, make: Callable[[int], m.AnyMessage], text: str, *, data: Any = (), answers: int = 1
@@ -89,42 +94,44 @@ class Client:
 
     def post(self, send: Send) -> None:
         """Send one message that nobody answers."""
-        self._turn.take()
-        try:
-            self.hub.send(send)
-            self.hub.flush()
-        finally:
-            self._leave()
+        with self._shield, self._critical():
+            self._turn.take()
+            try:
+                self.hub.send(send)
+                self.hub.flush()
+            finally:
+                self._leave()
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     def wait(self, task: Waitable, timeout: float | None = None) -> None:
         """Block until the task is done; raise TimeoutError, naming whom it waits for, when the time is over."""
-        if task.is_done:
-            return
-        self._check_open()
-        began = time.monotonic()
-        deadline = began + (self.timeout if timeout is None else timeout)
+        if not task.is_done:
+            began = time.monotonic()
+            self._wait(task, began, began + (self.timeout if timeout is None else timeout))
+
+    def _wait(self, task: Waitable, began: float, deadline: float) -> None:
         warn_at = began + self._warn_seconds
-        while not task.is_done:
-            now = time.monotonic()
-            if now >= deadline:
-                self._turn.take()
-                try:
-                    why = self._ask_why(task)
-                finally:
-                    self._leave()
-                raise TimeoutError(f"{task.text} did not finish within {now - began:.1f} s: {why}")
-            if not self._turn.take_or(lambda: task.is_done, min(deadline, max(warn_at, now)) - now + 0.001):
-                continue
-            try:
-                warn_at = self._lead(task, deadline, warn_at, began)
-            finally:
-                self._leave()
+        try:
+            while not task.is_done:
+                self._check_open()
+                now = time.monotonic()
+                if now >= deadline:
+                    raise TimeoutError(f"{task.text} did not finish within {now - began:.1f} s: {self._why(task)}")
+                until = min(deadline, max(warn_at, now)) - now + 0.001
+                with self._shield, self._critical():
+                    if self._turn.take_or(lambda: task.is_done, until):
+                        try:
+                            warn_at = self._lead(task, deadline, warn_at, began)
+                        finally:
+                            self._leave()
+        except BaseException:
+            self._disown(task)
+            raise
 
     def _lead(self, task: Waitable, deadline: float, warn_at: float, began: float) -> float:
-        """Poll until the task is done, the time is over, or another thread asks for the turn."""
-        while not task.is_done and not self._turn.requests:
+        """Poll until the task is done, the time is over, Ctrl-C was pressed, or another thread asks for the turn."""
+        while not task.is_done and not self._turn.requests and not self._shield.is_struck:
             now = time.monotonic()
             if now >= deadline:
                 break
@@ -134,6 +141,38 @@ class Client:
             self._step(min(deadline - now, max(0.0, warn_at - now), TICK_SECONDS))
         return warn_at
 
+    @contextmanager
+    def _critical(self) -> Iterator[None]:
+        """Work that must not be cut short. Should it be, by a signal handler that raises, say, the store is broken:
+        from then on it says so instead of waiting for what it has lost."""
+        try:
+            yield
+        except WindlassError:
+            raise
+        except BaseException as error:
+            text = f"the store was cut short in the middle of its work by {type(error).__name__}; open a new one"
+            self.state.failure = self.state.failure or ClusterError(text)
+            raise
+
+    def _disown(self, task: Waitable) -> None:
+        """The caller leaves before the end and has its memory back: what is still to be sent of it is copied."""
+        self._turn.take()
+        try:
+            for op in self.state.ops.values():
+                if op.owner is task:
+                    op.disown()
+            self.hub.own_unsent()
+        finally:
+            self._leave()
+
+    def _why(self, task: Waitable) -> str:
+        with self._shield, self._critical():
+            self._turn.take()
+            try:
+                return self._ask_why(task)
+            finally:
+                self._leave()
+
     def _ask_why(self, task: Waitable) -> str:
         """Whom a task waits for, on which key, and what the servers say about it. Takes a moment; needs the turn."""
         op = next((op for op in self.state.ops.values() if op.owner is task), None)
@@ -142,7 +181,6 @@ class Client:
             return (
                 "it waits for tasks that come before it" if peer is None else f"no answer from {self.state.name(peer)}"
             )
-        op.disown()
         said: dict[str, str] = {}
         for peer in op.waits_for():
             name = self.state.name(peer)

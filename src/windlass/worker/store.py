@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,7 +14,7 @@ from windlass._wire import messages as m
 from windlass.errors import UsageError, WindlassError
 from windlass.store.reduce import Reducer, reducer_rule
 from windlass.store.update import Updater, updater_rule
-from windlass.types import MANAGER, Array, Consistency, Incarnation, KeySpec, Role, Sequential
+from windlass.types import MANAGER, MAX_CHUNK_BYTES, Array, Consistency, Incarnation, KeySpec, Role, Sequential
 from windlass.worker import checkpoint
 from windlass.worker.arrays import is_finite, look, wrap
 from windlass.worker.client import Client
@@ -45,8 +46,9 @@ class StoreOptions:
     def __post_init__(self) -> None:
         if self.deterministic and not isinstance(self.consistency, Sequential):
             raise UsageError(f"deterministic=True expects Sequential(), got {self.consistency}: arrival order varies")
-        if self.chunk_bytes < 4096 or self.chunk_bytes % 4096:
-            raise UsageError(f"chunk_bytes expects a positive multiple of 4096, got {self.chunk_bytes}")
+        if not 4096 <= self.chunk_bytes <= MAX_CHUNK_BYTES or self.chunk_bytes % 4096:
+            expected = f"a multiple of 4096 up to {MAX_CHUNK_BYTES}"
+            raise UsageError(f"chunk_bytes expects {expected}, got {self.chunk_bytes}")
 
 
 class Store:
@@ -61,6 +63,7 @@ class Store:
         self._client = client
         self._local = local  # where reducers and updaters without an import path go; None where they cannot
         self._entries: dict[str, Entry] = {}
+        self._locks: dict[str, threading.Lock] = {}
 
     # --- declaring --------------------------------------------------------------------------------------------------
 
@@ -90,10 +93,12 @@ class Store:
             consistency=policy,
             chunk_bytes=self.options.chunk_bytes,
         )
-        declared, _ = self._client.request(MANAGER, lambda n: m.Declare(request=n, spec=spec), f"create('{key}')")
-        known = self._entries.get(key)
-        if known is None or known.key.id != declared.key:
-            self._open(declared, like.kind, flat)
+        spec.check()
+        with self._opening(key):
+            declared, _ = self._client.request(MANAGER, lambda n: m.Declare(request=n, spec=spec), f"create('{key}')")
+            known = self._entries.get(key)
+            if known is None or known.key.id != declared.key:
+                self._open(declared, like.kind, flat)
 
     def _open(self, declared: m.Declared, kind: str, first: Array | None) -> Entry:
         """Begin to use a declared key; rank 0, or the driver, gives it its first value."""
@@ -133,7 +138,8 @@ class Store:
         """Hand a server its pieces of an array that begins at element lo, one message for each; one without any if
         it holds none, so that it knows. Blocks."""
         pieces = split(entry.key, lo, lo + flat.size)[server]
-        for wanted in [(piece,) for piece in pieces] or [()]:
+        single: list[tuple[m.Piece, ...]] = [(piece,) for piece in pieces]
+        for wanted in single or [()]:
             parts, owned = entry.parts(flat, lo, {server: wanted}, may_borrow=True)
             [(_, blocks)] = parts[server]
             self._client.request(
@@ -155,9 +161,18 @@ class Store:
         if entry is None:
             if not isinstance(key, str):
                 raise UsageError(f"a key is a string, got {type(key).__name__}")
-            declared, _ = self._client.request(MANAGER, lambda n: m.Lookup(request=n, name=key), f"looking for '{key}'")
-            entry = self._open(declared, "numpy", None)
+            with self._opening(key):
+                entry = self._entries.get(key)
+                if entry is None:
+                    what = f"looking for '{key}'"
+                    declared, _ = self._client.request(MANAGER, lambda n: m.Lookup(request=n, name=key), what)
+                    entry = self._open(declared, "numpy", None)
         return entry
+
+    def _opening(self, key: str) -> threading.Lock:
+        """Held while a key is opened: two threads that both began to count its pushes would take each other's for
+        ones sent twice."""
+        return self._locks.setdefault(key, threading.Lock())
 
     # --- push and pull ----------------------------------------------------------------------------------------------
 

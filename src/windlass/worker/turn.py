@@ -65,9 +65,11 @@ class Turn:
     def _take(self) -> None:
         if self._holder is not Holder.NOBODY:
             self.requests += 1
-            self._wake()
-            self._sleep_until(lambda: self._holder is Holder.NOBODY, None)
-            self.requests -= 1
+            try:
+                self._wake()
+                self._sleep_until(lambda: self._holder is Holder.NOBODY, None)
+            finally:
+                self.requests -= 1
         self._holder = Holder.CALLER
 
     def _sleep_until(self, is_true: Callable[[], bool], timeout: float | None) -> None:

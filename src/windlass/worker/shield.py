@@ -1,0 +1,45 @@
+"""Ctrl-C, put off while a store is in the middle of its work.
+
+An interrupt is an exception between any two instructions. Where messages are half counted and half sent it would leave
+a store that waits for ever. So while the main thread has the turn, Ctrl-C is noted and wakes the wait; it is raised as
+soon as the turn is given away.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+_MAIN = threading.main_thread().ident
+
+
+class Shield:
+    """Use as a context manager; not nested. Does nothing in other threads, or where Ctrl-C is ignored."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._handler: Any = None
+        self.is_struck = False
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == _MAIN:
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._note)
+
+    def __exit__(self, *exception: object) -> None:
+        handler = self._handler
+        if handler is not None and threading.get_ident() == _MAIN:
+            self._handler = None
+            signal.signal(signal.SIGINT, handler)
+            if self.is_struck:
+                self.is_struck = False
+                handler(signal.SIGINT, None)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self.is_struck = True
+        self._wake()
