@@ -25,7 +25,7 @@ soak: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[mpi]'
-	$(BIN)/python -m bench.dense
+	$(BIN)/python -m bench.dense --markdown docs/benchmarks.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -40,6 +40,15 @@ def test_two_servers_and_four_workers_are_ready_within_five_seconds_and_gone_aft
 
 
 @pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_single_worker_that_fails_can_run_again(engine):
+    with wl.Cluster(workers=1, engine=engine) as cluster:
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                cluster.run(lambda store: 1 / 0)
+            assert cluster.run(_sum) == [[1.0] * 4]
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
 def test_an_exception_arrives_with_its_rank_and_traceback_and_ends_the_others_waits(engine):
     def work(store):
         store.create("w", np.zeros(4, np.float32), update="add")
@@ -114,6 +123,100 @@ def test_the_death_of_a_server_is_a_clear_error_in_every_worker_within_a_second(
         states = {node.name: node.state for node in cluster.nodes()}
         assert states["server-1"] == "gone"
         assert states["server-0"] == "alive"
+
+
+def test_a_key_of_a_dead_server_is_an_error_at_once_for_new_workers_too():
+    def work(store):
+        store.create("w", np.zeros(100_000, np.float32))
+        return store.rank
+
+    with wl.Cluster(servers=2, workers=2, chunk_bytes=64 << 10) as cluster:
+        cluster.run(work)
+        os.kill(next(node.pid for node in cluster.nodes() if node.name == "server-0"), signal.SIGKILL)
+        with pytest.raises(ZeroDivisionError):
+            cluster.run(lambda store: 1 / 0)
+        began = time.monotonic()
+        with pytest.raises(wl.LostRange, match="of 'w' were held by"):
+            cluster.run(work)
+        assert time.monotonic() - began < 5
+
+
+def test_an_updater_that_cannot_even_be_made_on_a_server_harms_nobody():
+    from windlass.testing.examples import Picky
+
+    def work(store):
+        with pytest.raises(wl.UsageError, match=r"'bad' cannot be held: ValueError: not in process"):
+            store.create("bad", np.zeros(4, np.float32), update=Picky(pid=os.getpid()))
+        return _sum(store)
+
+    with wl.Cluster(servers=2, workers=1) as cluster:
+        assert cluster.run(work) == [[1.0] * 4]
+        assert all(node.state == "alive" for node in cluster.nodes())
+
+
+def test_a_large_chunk_with_its_optimizer_state_is_saved_and_loaded(tmp_path):
+    path = str(tmp_path / "big")
+
+    def work(store):
+        store.create("w", np.zeros(8 << 20, np.float32), update=wl.Adam(lr=0.1))
+        store.pushpull("w", np.ones(8 << 20, np.float32))
+        store.save(path)
+        before = store.pull("w").copy()
+        store.pushpull("w", np.ones(8 << 20, np.float32))
+        store.load(path)
+        return np.array_equal(store.pull("w"), before)
+
+    with wl.Cluster(servers=1, workers=1, chunk_bytes=32 << 20, transport="tcp") as cluster:
+        assert cluster.run(work) == [True]
+
+
+def test_ctrl_c_in_the_middle_of_a_call_leaves_a_store_that_works(tmp_path):
+    script = tmp_path / "interrupted.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os, signal, threading, time
+            import numpy as np
+            import windlass as wl
+
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            store = wl.Store()
+            store.create("w", np.zeros(300_000, np.int64), update="add")
+            is_over = threading.Event()
+
+            def strike():
+                while not is_over.is_set():
+                    time.sleep(0.003)
+                    os.kill(os.getpid(), signal.SIGINT)
+
+            thread = threading.Thread(target=strike)
+            strikes = 0
+            try:
+                thread.start()
+                until = time.monotonic() + 2
+                while time.monotonic() < until:
+                    try:
+                        while time.monotonic() < until:
+                            store.pushpull("w", np.ones(300_000, np.int64), timeout=5)
+                    except KeyboardInterrupt:
+                        strikes += 1
+            finally:
+                while True:
+                    try:
+                        is_over.set()
+                        thread.join()
+                        break
+                    except KeyboardInterrupt:
+                        pass
+            value = store.pull("w", timeout=5)
+            assert strikes > 20, strikes
+            assert value.min() == value.max() == store.version("w")
+            print("fine")
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50)
+    assert done.stdout == "fine\n", done.stderr
 
 
 SCRIPT = """

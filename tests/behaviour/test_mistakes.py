@@ -123,7 +123,7 @@ def test_a_wait_ends_at_its_deadline_and_names_whom_it_waited_for(cluster, key):
                 store.pushpull(key, np.ones(4, np.float32), timeout=0.3)
             except TimeoutError as error:
                 said = str(error)
-            assert 0.2 < time.monotonic() - began < 5
+            assert 0.29 < time.monotonic() - began < 0.3 + 2  # asking the servers why may take half a second
         store.barrier()
         if store.rank == 0:
             store.push(key, np.ones(4, np.float32))
@@ -134,6 +134,49 @@ def test_a_wait_ends_at_its_deadline_and_names_whom_it_waited_for(cluster, key):
         if rank:
             assert f"pushpull('{key}') did not finish within 0." in said
             assert f"round 1 of '{key}' waits for worker-0" in said
+
+
+def test_a_timeout_of_zero_does_not_wait(cluster, key):
+    def work(store):
+        store.create(key, np.zeros(4, np.float32))
+        began = time.monotonic()
+        if store.rank == 0:
+            with pytest.raises(TimeoutError):
+                store.pushpull(key, np.ones(4, np.float32), timeout=0)
+        else:
+            store.push(key, np.ones(4, np.float32))
+        took = time.monotonic() - began
+        return took, store.pull(key).tolist()
+
+    for took, value in cluster.run(work):
+        assert took < 3
+        assert value == [float(WORKERS)] * 4
+
+
+def test_what_comes_after_a_timeout_does_not_touch_the_callers_memory(cluster, key):
+    def work(store):
+        size = 600_000
+        store.create(key, np.zeros(size, np.float32))
+        value, out = np.ones(size, np.float32), np.zeros(size, np.float32)
+        if store.rank == 0:
+            with pytest.raises(TimeoutError):
+                store.pushpull(key, value, out=out, timeout=0.2)
+            value[:] = 1000  # the caller's again, although the push is still under way
+            out[:] = -1
+        store.barrier()
+        if store.rank:
+            store.push(key, value)
+        got = store.pull(key)
+        return float(got.min()), float(got.max()), float(out.min()), float(out.max())
+
+    results = cluster.run(work)
+    assert all(result[:2] == (WORKERS, WORKERS) for result in results)
+    assert results[0][2:] == (-1, -1)
+
+
+def test_names_that_are_the_stores_own_are_refused():
+    with pytest.raises(wl.UsageError, match="begin with 'windlass/' are the store's own"):
+        wl.Store().create("windlass/mine", VALUE)
 
 
 def test_not_a_number_is_refused_where_asked():

@@ -73,7 +73,7 @@ class Declared(Message, frozen=True):
 
 
 class Forget(Message, frozen=True):
-    """Worker to manager, manager to servers: delete the key."""
+    """Worker to manager, manager to servers: delete the key. With `key` not 0, only that declaration of it."""
 
     request: int
     name: str
@@ -249,15 +249,18 @@ class Inspect(Message, frozen=True):
 
 
 class Dump(Message, frozen=True):
-    """Worker or driver to server: the whole state of one slot, to be saved. The answer is Dumped."""
+    """Worker or driver to server: array number `part` of what one slot is made of, to be saved. The answer is
+    Dumped."""
 
     request: int
     key: KeyId
     slot: int
+    part: int
 
 
 class Dumped(Message, frozen=True):
-    """Server to whoever asked: one buffer per name, and what is needed to read them back."""
+    """Server to whoever asked: the names and dtypes of all arrays of the slot, what else is needed to read them back,
+    and as data the one array that was asked for."""
 
     request: int
     names: tuple[str, ...]
@@ -266,14 +269,16 @@ class Dumped(Message, frozen=True):
 
 
 class Restore(Message, frozen=True):
-    """Worker or driver to server: become this. Answered with Done."""
+    """Worker or driver to server: array `name` of what this slot is to become. Answered with Done; the last one makes
+    it so."""
 
     request: int
     key: KeyId
     slot: int
-    names: tuple[str, ...]
-    dtypes: tuple[str, ...]
+    name: str
+    dtype: str
     meta: dict[str, Any]
+    is_last: bool
 
 
 AnyMessage = (

@@ -18,7 +18,7 @@ from windlass.cli.fit import NOISE, Floats, Keys, Problem, declare, fit
 from windlass.engines.cluster import Cluster
 from windlass.errors import WindlassError
 from windlass.types import Bounded, Consistency, Eventual, Sequential
-from windlass.worker.store import DriverStore
+from windlass.worker.driver import DriverStore
 
 POLICIES: dict[str, Consistency] = {"sequential": Sequential(), "bounded(2)": Bounded(2), "eventual": Eventual()}
 WATCH_SECONDS = 0.1

@@ -14,7 +14,8 @@ from windlass.engines.threads import ThreadEngine
 from windlass.errors import UsageError
 from windlass.server.state import ServerState
 from windlass.types import Consistency, Node, Role, Sequential
-from windlass.worker.store import DriverStore, Store
+from windlass.worker.driver import DriverStore
+from windlass.worker.store import Store
 
 
 class Cluster:

@@ -16,8 +16,9 @@ from windlass._wire.messages import Join
 from windlass.errors import UsageError
 from windlass.types import Consistency, Incarnation, Role, Sequential
 from windlass.worker.client import Client
+from windlass.worker.driver import DriverStore
 from windlass.worker.state import WorkerState
-from windlass.worker.store import DriverStore, Store, StoreOptions
+from windlass.worker.store import Store, StoreOptions
 
 MANAGER_VARIABLE = "WINDLASS_MANAGER"
 TOKEN_VARIABLE = "WINDLASS_TOKEN"

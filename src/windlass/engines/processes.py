@@ -19,7 +19,7 @@ from windlass.engines._children import ChannelClosed, Child, ForkServer
 from windlass.engines.config import NodeConfig, Options, announce, open_store
 from windlass.errors import ClusterError, UsageError
 from windlass.types import MANAGER, Role
-from windlass.worker.store import DriverStore
+from windlass.worker.driver import DriverStore
 
 PRELOAD = ("numpy", "msgspec", "windlass.engines.nodes", "windlass.store.kernels")
 STRAGGLE_SECONDS = 1.0

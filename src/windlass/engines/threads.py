@@ -19,8 +19,9 @@ from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.server.state import ServerConfig, ServerState
 from windlass.types import MANAGER, Role
 from windlass.worker.client import Client
+from windlass.worker.driver import DriverStore
 from windlass.worker.state import WorkerState
-from windlass.worker.store import DriverStore, Store
+from windlass.worker.store import Store
 
 
 class ThreadEngine:
@@ -35,6 +36,7 @@ class ThreadEngine:
         self._workers: list[Store] = []
         self._driver: DriverStore | None = None
         self._runs = 0
+        self._is_broken = False
         self._threads: list[threading.Thread] = []
 
     def open(self) -> None:
@@ -102,7 +104,8 @@ class ThreadEngine:
         return self._driver
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-        if any(store._client.state.failure for store in self._workers):
+        if self._is_broken:
+            self._is_broken = False
             for store in self._workers:
                 store.close()
             self._join_workers()
@@ -127,6 +130,7 @@ class ThreadEngine:
         for thread in threads:
             thread.join()
         if first:
+            self._is_broken = True  # their clocks differ now, and the word to stop may still be on its way to some
             outcome = outcomes[first[0]]
             assert outcome.error is not None
             outcome.error.add_note(f"raised in worker-{first[0]}:\n{outcome.trace}")

@@ -33,6 +33,7 @@ class _Key:
     slots: tuple[Incarnation, ...]
     unplaced: set[Incarnation]
     error: str = ""
+    is_usage: bool = True  # whether the error is the caller's
     waiting: list[tuple[Incarnation, int]] = field(default_factory=list)  # who asked, under which request
 
 
@@ -125,6 +126,7 @@ class ManagerState:
         effects = self._publish(f"{node.name} (pid {node.pid}) is gone: {reason}")
         for key in list(self._by_id.values()):
             if peer in key.unplaced:
+                key.is_usage = False
                 key.error = f"{node.name} died before it could hold its part of '{key.spec.name}'"
                 key.unplaced.discard(peer)
                 effects += self._answer(key)
@@ -204,7 +206,8 @@ class ManagerState:
         effects: list[Effect] = []
         if key.error:
             effects = [
-                Send(peer, m.Refused(request=request, is_usage=True, reason=key.error)) for peer, request in waiting
+                Send(peer, m.Refused(request=request, is_usage=key.is_usage, reason=key.error))
+                for peer, request in waiting
             ]
             return effects + self._drop(key)
         for peer, request in waiting:
@@ -222,6 +225,8 @@ class ManagerState:
 
     def _on_forget(self, peer: Incarnation, forget: m.Forget) -> list[Effect]:
         key = self._keys.get(forget.name)
+        if key is not None and forget.key not in (0, key.id):
+            key = None  # that one is gone already; this is its successor
         effects = [] if key is None else self._drop(key)
         return [*effects, Send(peer, m.Done(request=forget.request, detail=key is not None))]
 

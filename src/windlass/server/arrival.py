@@ -53,6 +53,9 @@ class ArrivalKey(HeldKey):
         return -1
 
     def on_members(self) -> list[Effect]:
+        for who in [who for who in self.clocks.applied if who not in self.members.live]:
+            self.clocks.leave(who)
+            self._seen.pop(who, None)
         effects = super().on_members()
         for slot in self.slots.values():
             effects += self.answer_waiting(slot)

@@ -29,6 +29,9 @@ COPIED_BYTES = 16 * 1024
 
 MAX_REFUSED = 64
 
+ROUND = Incarnation(0)
+"""In a unit of work: the push is nobody's own, it is a round."""
+
 
 @dataclass(slots=True)
 class Members:
@@ -124,7 +127,8 @@ class HeldKey(ABC):
         self._pins = pins
         self._backlog = 0  # units handed out as Later and not done
         self._errors: dict[tuple[Incarnation, int], str] = {}  # of pushes or rounds that have not ended
-        self._refused: dict[int, str] = {}  # of the latest that ended so, by clock, to be told again
+        self._refused: dict[tuple[Incarnation, int], str] = {}  # of the latest that ended so, to be told again
+        self._ends: dict[tuple[Incarnation, int], End] = {}  # queued, not done
         self._attaching: list[tuple[Incarnation, int]] = []
         self._writes: dict[Incarnation, tuple[int, dict[m.Piece, Bytes]]] = {}  # the latest of each driver
         self._written: dict[Incarnation, int] = {}  # the number of each driver's last write that was committed
@@ -146,16 +150,16 @@ class HeldKey(ABC):
                 slot.dense.write(lo, hi, part, is_pinned=False)
                 slot.missing -= hi - lo
                 effects += self.answer_waiting(slot)
-        return effects + self._answer_attaching()
+        return effects + self.answer_attaching()
 
     def attach(self, peer: Incarnation, request: int, clock: int) -> list[Effect]:
         if clock >= 0:  # the keeper has named it
             self.clocks.start(peer, clock)
             return [Send(peer, m.Done(request=request, detail=clock))]
         self._attaching.append((peer, request))
-        return self._answer_attaching()
+        return self.answer_attaching()
 
-    def _answer_attaching(self) -> list[Effect]:
+    def answer_attaching(self) -> list[Effect]:
         if not self.is_ready:
             return self._ask_for_first_value()
         waiting, self._attaching = self._attaching, []
@@ -204,15 +208,18 @@ class HeldKey(ABC):
         """Count one part of a push that was admitted."""
 
     def _answer_again(self, peer: Incarnation, push: m.Push) -> list[Effect]:
+        error = self._refused.get((peer, push.clock)) or self._refused.get((ROUND, push.clock), "")
+        if push.pull and error:
+            return [Send(peer, self._refusal(push.pull, push.clock, push.pieces, error))]
         if push.pull:
             return self.pull(peer, m.Pull(pull=push.pull, key=self.id, clock=push.clock, pieces=push.pieces))
         if push.clock <= self.clocks.applied[peer]:
-            return [Send(peer, m.Ack(key=self.id, clock=push.clock, error=self._refused.get(push.clock, "")))]
+            return [Send(peer, m.Ack(key=self.id, clock=push.clock, error=error))]
         return []  # here but not applied yet: its ack comes with the others
 
     def on_members(self) -> list[Effect]:
         """The generation changed."""
-        return self._answer_attaching()
+        return self.answer_attaching()
 
     # --- pulls ------------------------------------------------------------------------------------------------------
 
@@ -289,22 +296,15 @@ class HeldKey(ABC):
         for slot in self.slots.values():
             for one in slot.waiting:
                 piece = (slot.number, one.lo, one.hi)
-                effects.append(
-                    Send(
-                        one.peer,
-                        m.Pulled(
-                            pull=one.pull,
-                            key=self.id,
-                            clock=one.clock,
-                            version=self.version,
-                            pieces=(piece,),
-                            error=gone,
-                        ),
-                    )
-                )
+                effects.append(Send(one.peer, self._refusal(one.pull, one.clock, (piece,), gone)))
             self._pins.retire(slot.dense.block)
+        for end in self._ends.values():
+            effects += [Send(who, m.Ack(key=self.id, clock=end.push[1], error=gone)) for who in end.acks]
         effects += [Send(peer, m.Refused(request=ask, is_usage=True, reason=gone)) for peer, ask in self._attaching]
         return effects
+
+    def _refusal(self, pull: int, clock: int, pieces: tuple[m.Piece, ...], error: str) -> m.Pulled:
+        return m.Pulled(pull=pull, key=self.id, clock=clock, version=self.version, pieces=pieces, error=error)
 
     # --- what the keeper orders -------------------------------------------------------------------------------------
 
@@ -366,6 +366,8 @@ class HeldKey(ABC):
             if self._backlog or not (may_touch or is_free):
                 self._backlog += 1
                 effects.append(Later((self.id, unit)))
+                if isinstance(unit, End):
+                    self._ends[unit.push] = unit
             else:
                 may_touch = may_touch and is_free
                 effects += self._do(unit)
@@ -380,6 +382,7 @@ class HeldKey(ABC):
         if isinstance(unit, Apply):
             return self._apply(unit)
         if isinstance(unit, End):
+            self._ends.pop(unit.push, None)
             return self.end(unit)
         if isinstance(unit, Put):
             self._put(unit)
@@ -425,9 +428,9 @@ class HeldKey(ABC):
                 effects += self._refuse_riders(slot, end.push) if self._errors else self.answer_waiting(slot)
         error = self._errors.pop(end.push, "")
         if error:
-            self._refused[clock] = error
+            self._refused[end.push] = error
             if len(self._refused) > MAX_REFUSED:
-                del self._refused[min(self._refused)]
+                del self._refused[next(iter(self._refused))]
         return effects + [Send(who, m.Ack(key=self.id, clock=clock, error=error)) for who in end.acks]
 
     @abstractmethod
@@ -445,10 +448,7 @@ class HeldKey(ABC):
         for one in slot.waiting:
             if one.rides and one.clock == clock and who in (0, one.peer):
                 piece = (slot.number, one.lo, one.hi)
-                refusal = m.Pulled(
-                    pull=one.pull, key=self.id, clock=clock, version=self.version, pieces=(piece,), error=error
-                )
-                effects.append(Send(one.peer, refusal))
+                effects.append(Send(one.peer, self._refusal(one.pull, clock, (piece,), error)))
             else:
                 still.append(one)
         slot.waiting = still

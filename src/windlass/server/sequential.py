@@ -7,13 +7,10 @@ from windlass._wire.effects import Effect, Later, Send
 from windlass.consistency import YES, Admission, Keeper, Rounds, Verdict
 from windlass.consistency.rounds import StagedPiece
 from windlass.consistency.verdict import who_lacks
-from windlass.server.key import Apply, End, HeldKey, HeldSlot, Members, Order
+from windlass.server.key import ROUND, Apply, End, HeldKey, HeldSlot, Members, Order
 from windlass.server.pins import Pins
 from windlass.store.dense import DenseSlot
 from windlass.types import Generation, Incarnation
-
-ROUND = Incarnation(0)
-"""In a unit of work: the push is nobody's own, it is a round."""
 
 
 class Advance:
@@ -27,6 +24,7 @@ class SequentialKey(HeldKey):
         super().__init__(place, me, slots, members, pins)
         self.rounds = Rounds()
         self.reports = Keeper(self.servers) if self.keeper == me else None
+        self._gone: list[Incarnation] = []  # departed workers whose last push is in a round that is being applied
         self._ahead: list[Order] = []  # the keeper's orders for rounds that are not closed here yet
 
     def first_clock(self) -> int:
@@ -69,6 +67,16 @@ class SequentialKey(HeldKey):
 
     # --- closing rounds ---------------------------------------------------------------------------------------------
 
+    def on_server_back(self, server: Incarnation) -> list[Effect]:
+        """The link to another server is open again: say again what it may have missed. A keeper is at most one round
+        ahead of the others."""
+        if server == self.keeper:
+            return self.advance()
+        closed = self.rounds.closed
+        if self.reports is None or server not in self.servers or closed not in self.rounds.members:
+            return []
+        return [Send(server, m.Close(key=self.id, round=closed, members=self.rounds.members[closed]))]
+
     def is_round_ready(self) -> bool:
         return self.rounds.is_ready(self.members.live)
 
@@ -108,6 +116,9 @@ class SequentialKey(HeldKey):
         if round != self.rounds.closed + 1:
             return []
         made = self.rounds.close(tuple(sorted(members, key=self.members.rank)))
+        for who in made:
+            if who not in self.members.live:  # its last word
+                self._gone.append(who)
         push = (ROUND, round)
         hyper = next((one.hyper for one in made.values()), None)
         if any(one.hyper != hyper for one in made.values()):
@@ -140,6 +151,8 @@ class SequentialKey(HeldKey):
 
     def ended(self, clock: int) -> None:
         self.version = clock
+        while self._gone:
+            self.clocks.leave(self._gone.pop())
 
     def dissolve(self) -> list[Effect]:
         gone = f"'{self.spec.name}' was deleted"

@@ -33,7 +33,7 @@ from windlass.server.sequential import Advance, SequentialKey
 from windlass.store.dense import DenseSlot
 from windlass.store.reduce import resolve_reducer
 from windlass.store.update import resolve_updater
-from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation, KeyId, Memory, Node, Role, Sequential
+from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, Memory, Node, Role, Sequential
 
 MAX_EARLY_MESSAGES = 64
 
@@ -62,11 +62,12 @@ class ServerState:
         self._pins = Pins(memory)
         self._linked: set[Incarnation] = set()
         self._early: dict[Incarnation, list[Received]] = {}
+        self._restoring: dict[tuple[Incarnation, KeyId, int], dict[str, Array]] = {}
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, Received):
             message = event.message
-            if event.peer not in self.members.live and isinstance(message, m.Push | m.Pull | m.Attach):
+            if event.peer not in self.members.live and self._is_stranger(event.peer, message):
                 return self._on_stranger(event)
             if isinstance(message, m.Push):
                 return self._on_push(event.peer, message, event.data)
@@ -103,6 +104,12 @@ class ServerState:
                 pull=push.pull, key=push.key, clock=push.clock, version=0, pieces=push.pieces, error=problem
             )
         return [Recycle(data), Send(peer, answer)]
+
+    def _is_stranger(self, peer: Incarnation, message: m.AnyMessage) -> bool:
+        """Whether a message of somebody who is no live worker is one that only they may send, or its sender was one."""
+        if peer in self.members.ranks:
+            return not isinstance(message, m.Release | m.Inspect)
+        return isinstance(message, m.Push | m.Pull | m.Attach)
 
     def _on_stranger(self, event: Received) -> list[Effect]:
         """Somebody outside the generation. One who has left it is refused, never acknowledged. One never seen may
@@ -231,13 +238,15 @@ class ServerState:
             return []
         effects: list[Effect] = []
         for key in self.keys.values():
-            if isinstance(key, SequentialKey) and key.keeper == peer:
-                effects += key.advance()
+            if isinstance(key, SequentialKey):
+                effects += key.on_server_back(peer)
         return effects
 
     def _on_link_down(self, peer: Incarnation) -> list[Effect]:
         self._linked.discard(peer)
         self._early.pop(peer, None)
+        for begun in [begun for begun in self._restoring if begun[0] == peer]:
+            del self._restoring[begun]
         if peer not in self.members.live:
             self._pins.release_all(peer)
         for key in self.keys.values():
@@ -277,25 +286,30 @@ class ServerState:
         return kind(place, self.me, slots, self.members, self._pins)
 
     def _dump(self, peer: Incarnation, key: SequentialKey | ArrivalKey, dump: m.Dump) -> list[Effect]:
-        slot = key.slots[dump.slot]
-        arrays, meta = slot.dense.dump()
+        arrays, meta = key.slots[dump.slot].dense.dump()
         names = tuple(arrays)
-        data = tuple(Block(array.copy().view("uint8").reshape(-1)) for array in arrays.values())
+        if not 0 <= dump.part < len(names):
+            reason = f"slot {dump.slot} of '{key.spec.name}' is made of {len(names)} arrays, asked for {dump.part}"
+            return [Send(peer, m.Refused(request=dump.request, is_usage=True, reason=reason))]
         dtypes = tuple(str(array.dtype) for array in arrays.values())
-        meta = {"slot": meta, "version": key.slot_version(slot)}
-        return [Send(peer, m.Dumped(request=dump.request, names=names, dtypes=dtypes, meta=meta), data)]
+        data = Block(arrays[names[dump.part]].reshape(-1).view("uint8"))
+        return [Send(peer, m.Dumped(request=dump.request, names=names, dtypes=dtypes, meta=meta), (data,))]
 
     def _restore(
         self, peer: Incarnation, key: SequentialKey | ArrivalKey, restore: m.Restore, data: tuple[Bytes, ...]
     ) -> list[Effect]:
-        slot = key.slots[restore.slot]
-        arrays = {
-            name: part.copy().view(dtype) for name, dtype, part in zip(restore.names, restore.dtypes, data, strict=True)
-        }
-        old = slot.dense.restore(arrays, restore.meta["slot"], is_pinned=self._pins.is_pinned(slot.dense.block))
-        self._pins.retire(old)
-        slot.missing = 0
-        return [Recycle(data), *key.answer_waiting(slot), Send(peer, m.Done(request=restore.request))]
+        arrays = self._restoring.setdefault((peer, key.id, restore.slot), {})
+        for part in data:
+            arrays[restore.name] = part.copy().view(restore.dtype)
+        effects: list[Effect] = [Recycle(data)]
+        if restore.is_last:
+            del self._restoring[(peer, key.id, restore.slot)]
+            slot = key.slots[restore.slot]
+            old = slot.dense.restore(arrays, restore.meta, is_pinned=self._pins.is_pinned(slot.dense.block))
+            self._pins.retire(old)
+            slot.missing = 0
+            effects += key.answer_waiting(slot) + key.answer_attaching()
+        return [*effects, Send(peer, m.Done(request=restore.request))]
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -31,3 +32,17 @@ class Failing(Updater):
 
     def update(self, value: Array, grad: Array, state: dict[str, Array], step: int) -> None:
         raise ArithmeticError("this updater always fails")
+
+
+@dataclass(frozen=True)
+class Picky(Updater):
+    """Cannot be made anywhere but in one process."""
+
+    pid: int = 0
+
+    def __post_init__(self) -> None:
+        if self.pid != os.getpid():
+            raise ValueError(f"not in process {os.getpid()}")
+
+    def update(self, value: Array, grad: Array, state: dict[str, Array], step: int) -> None:
+        value += grad

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -16,7 +18,7 @@ import numpy as np
 
 from windlass._wire import messages as m
 from windlass.errors import UsageError
-from windlass.types import MANAGER, Block, KeySpec
+from windlass.types import MANAGER, Block, KeyId, KeySpec
 from windlass.worker.client import Client
 
 FORMAT = "windlass-1"
@@ -39,14 +41,18 @@ def save(client: Client, names: Iterable[str], path: str) -> None:
         declared, _ = client.request(MANAGER, lambda n, name=name: m.Lookup(request=n, name=name), f"save '{name}'")  # type: ignore[misc]
         saved = _SavedKey(declared.spec, [])
         for slot, server in enumerate(declared.slots):
-            dumped, data = client.request(
-                server,
-                lambda n, key=declared.key, slot=slot: m.Dump(request=n, key=key, slot=slot),  # type: ignore[misc]
-                f"slot {slot} of '{name}', to be saved,",
-            )
-            saved.slots.append({"names": dumped.names, "dtypes": dumped.dtypes, "meta": dumped.meta})
-            for part, dtype, array in zip(dumped.names, dumped.dtypes, data, strict=True):
-                tensors[f"{len(keys)}/{slot}/{part}"] = array.view(dtype)
+            parts: tuple[str, ...] = ("",)
+            for part in count():
+                if part == len(parts):
+                    break
+                dumped, [array] = client.request(
+                    server,
+                    partial(_dump, declared.key, slot, part),
+                    f"slot {slot} of '{name}', to be saved,",
+                )
+                parts = dumped.names
+                tensors[f"{len(keys)}/{slot}/{parts[part]}"] = array.view(dumped.dtypes[part])
+            saved.slots.append({"names": parts, "dtypes": dumped.dtypes, "meta": dumped.meta})
         keys.append(saved)
     metadata = {"format": FORMAT, "keys": msgspec.json.encode(keys).decode()}
     beside = f"{path}.{os.getpid()}.part"
@@ -58,6 +64,10 @@ def save(client: Client, names: Iterable[str], path: str) -> None:
     finally:
         if os.path.exists(beside):
             os.remove(beside)
+
+
+def _dump(key: KeyId, slot: int, part: int, request: int) -> m.Dump:
+    return m.Dump(request=request, key=key, slot=slot, part=part)
 
 
 def load(client: Client, path: str) -> None:
@@ -81,18 +91,24 @@ def load(client: Client, path: str) -> None:
 def _load_key(client: Client, file: Any, number: int, saved: _SavedKey) -> None:
     name = saved.spec.name
     declared, _ = client.request(MANAGER, lambda n: m.Declare(request=n, spec=saved.spec), f"load '{name}'")
-    for slot, parts in enumerate(saved.slots):
-        arrays = [np.ascontiguousarray(file.get_tensor(f"{number}/{slot}/{part}")) for part in parts["names"]]
-        client.request(
-            declared.slots[slot],
-            lambda n, slot=slot, parts=parts: m.Restore(  # type: ignore[misc]
-                request=n,
+    keeper = declared.slots[0]
+    # The keeper's last: when it has its part, everybody has, and it lets those in who wait for a first value.
+    for slot in sorted(range(len(saved.slots)), key=lambda slot: declared.slots[slot] == keeper):
+        parts = saved.slots[slot]
+        for number_of_part, part in enumerate(parts["names"]):
+            array = np.ascontiguousarray(file.get_tensor(f"{number}/{slot}/{part}"))
+            restore = partial(
+                m.Restore,
                 key=declared.key,
                 slot=slot,
-                names=tuple(parts["names"]),
-                dtypes=tuple(parts["dtypes"]),
+                name=part,
+                dtype=parts["dtypes"][number_of_part],
                 meta=parts["meta"],
-            ),
-            f"slot {slot} of '{name}', to be loaded,",
-            data=tuple(Block(array.reshape(-1).view(np.uint8)) for array in arrays),
-        )
+                is_last=number_of_part == len(parts["names"]) - 1,
+            )
+            client.request(
+                declared.slots[slot],
+                lambda n, restore=restore: restore(request=n),  # type: ignore[misc]
+                f"slot {slot} of '{name}', to be loaded,",
+                data=(Block(array.reshape(-1).view(np.uint8)),),
+            )

@@ -118,9 +118,8 @@ class Client:
                 now = time.monotonic()
                 if now >= deadline:
                     raise TimeoutError(f"{task.text} did not finish within {now - began:.1f} s: {self._why(task)}")
-                until = min(deadline, max(warn_at, now)) - now + 0.001
                 with self._shield, self._critical():
-                    if self._turn.take_or(lambda: task.is_done, until):
+                    if self._turn.take_or(lambda: task.is_done, deadline - now):
                         try:
                             warn_at = self._lead(task, deadline, warn_at, began)
                         finally:
@@ -177,10 +176,9 @@ class Client:
         """Whom a task waits for, on which key, and what the servers say about it. Takes a moment; needs the turn."""
         op = next((op for op in self.state.ops.values() if op.owner is task), None)
         if op is None:
-            peer = next((request.peer for request in self.state.requests.values()), None)
-            return (
-                "it waits for tasks that come before it" if peer is None else f"no answer from {self.state.name(peer)}"
-            )
+            if isinstance(task, _Answer):
+                return f"no answer from {self.state.name(task.peer)}"
+            return "it waits for tasks that come before it"
         said: dict[str, str] = {}
         for peer in op.waits_for():
             name = self.state.name(peer)
@@ -253,12 +251,18 @@ class Client:
             if not self._has_work.is_set() or not self._turn.try_background():
                 continue
             try:
-                while (self.state.has_work or self.hub.has_unsent) and not self._turn.requests and not self.is_closed:
-                    self._step(TICK_SECONDS)
-                if not (self.state.has_work or self.hub.has_unsent):
-                    self._has_work.clear()
+                self._work_in_background()
+            except Exception as error:  # nobody would hear of it here: everybody who waits does
+                log.exception("the background thread of a store failed")
+                self._perform(self.state.fail_all(ClusterError(f"the store's own thread failed: {error}")))
             finally:
                 self._turn.give()
+
+    def _work_in_background(self) -> None:
+        while (self.state.has_work or self.hub.has_unsent) and not self._turn.requests and not self.is_closed:
+            self._step(TICK_SECONDS)
+        if not (self.state.has_work or self.hub.has_unsent):
+            self._has_work.clear()
 
     # --- beginning and end ------------------------------------------------------------------------------------------
 
@@ -289,6 +293,7 @@ class Client:
         self.is_closed = True
         try:
             self._perform(self.state.fail_all(UsageError("the store was closed while this was under way")))
+            self._pump_held()
             self.hub.close()
         finally:
             self._turn.give()

@@ -17,7 +17,18 @@ from windlass.worker.split import Pieces, position
 PAST_CACHE_BYTES = 8 << 20
 """From this size on a value is copied past the cache: its reader would not find it there anyway."""
 
-_UNUSED = 2  # references that sys.getrefcount sees when nobody but the list holds an array
+MAX_PIECES = 1024
+"""How many pieces one message carries, at most."""
+
+
+def _references_when_unused() -> int:
+    """What sys.getrefcount says, in a loop over a list, of an array that only the list holds: it depends on Python."""
+    for array in [np.empty(0)]:
+        return sys.getrefcount(array)
+    return 0
+
+
+_UNUSED = _references_when_unused()
 
 
 class Entry:
@@ -28,7 +39,6 @@ class Entry:
         self._results: list[Array] = []
         self._buffers: list[tuple[Block, int]] = []  # and the address where each begins
         self._next_buffer = 0
-        self._view: tuple[tuple[int, ...], Array] | None = None
 
     # --- what goes out ----------------------------------------------------------------------------------------------
 
@@ -87,7 +97,7 @@ class Entry:
         """A flat array to pull into: one that an earlier pull gave and nobody holds any more, or a new one. Fresh
         pages cost more than the transfer that fills them."""
         for flat in self._results:
-            if flat.size == size and sys.getrefcount(flat) <= _UNUSED + 1:
+            if flat.size == size and sys.getrefcount(flat) <= _UNUSED:
                 return flat
         flat = np.empty(size, STORAGE[self.key.spec.dtype])
         if len(self._results) < 4:
@@ -95,18 +105,14 @@ class Entry:
         return flat
 
     def view(self, arrays: Sequence[Bytes]) -> Array:
-        """The pieces as one read-only array: the servers' own memory where it can be mapped in one stretch, which is
-        remembered, else a copy."""
-        where = tuple(part.__array_interface__["data"][0] for part in arrays)
-        if self._view is None or self._view[0] != where:
-            joined = self._hub.contiguous(arrays)
-            if joined is None:
-                joined = np.concatenate(arrays) if arrays else np.empty(0, np.uint8)
-                where = ()  # a copy is good for this once
-            flat = joined.view(STORAGE[self.key.spec.dtype])
-            flat.flags.writeable = False
-            self._view = (where, flat)
-        return self._view[1]
+        """The pieces as one read-only array: the servers' own memory where it can be mapped in one stretch, else a
+        copy."""
+        joined = self._hub.contiguous(arrays)
+        if joined is None:
+            joined = np.concatenate(arrays) if arrays else np.empty(0, np.uint8)
+        flat = joined.view(STORAGE[self.key.spec.dtype])
+        flat.flags.writeable = False
+        return flat
 
 
 def copier(nbytes: int) -> Callable[[Bytes, Bytes], None]:
@@ -121,6 +127,8 @@ def copier(nbytes: int) -> Callable[[Bytes, Bytes], None]:
 def _group(pieces: tuple[Piece, ...], blocks: list[Block], *, together: bool) -> list[Part]:
     """One message for all where only references travel; else one for each piece, so that a link is never taken for
     longer than a chunk."""
-    if together or len(pieces) <= 1:
-        return [(pieces, tuple(blocks))]
-    return [((piece,), (block,)) for piece, block in zip(pieces, blocks, strict=True)]
+    step = MAX_PIECES if together else 1
+    return [
+        (pieces[start : start + step], tuple(blocks[start : start + step]))
+        for start in range(0, max(1, len(pieces)), step)
+    ]

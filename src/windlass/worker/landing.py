@@ -83,6 +83,12 @@ class Landing:
         if task is not None:
             task.finish(error)
 
+    def abandon(self) -> None:
+        """The caller has left: what still comes lands elsewhere."""
+        if self._out is not None and self._flat is not None:
+            self._flat, self._out = self._flat.copy(), None
+            self._bytes = as_bytes(self._flat)
+
     def take(self) -> Any:
         return self.result
 

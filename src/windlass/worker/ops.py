@@ -66,6 +66,7 @@ class Op:
     reads_newest: bool = False  # a driver's read, ordered by the keeper
     owner: object = None  # the task it belongs to
     asked_at: float = 0.0
+    abandon: Callable[[], None] | None = None  # what was given to be filled is the caller's again
     number: int = 0
     clock: int = 0
     unacked: set[Incarnation] = field(default_factory=set)
@@ -79,7 +80,10 @@ class Op:
         return self.unacked | set(self.unread)
 
     def disown(self) -> None:
-        """The caller leaves before the end: what was borrowed of its memory is copied, should it be sent again."""
+        """The caller leaves before the end: what was borrowed of its memory is copied, should it be sent again, and
+        what comes late does not go there."""
+        if self.abandon is not None:
+            self.abandon()
         if self.push is not None:
             self.push = {
                 server: [(pieces, tuple(_own(block) for block in blocks)) for pieces, blocks in parts]

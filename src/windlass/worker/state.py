@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
-from windlass.errors import ClusterError, LostRange, UsageError, WindlassError
-from windlass.types import MANAGER, Bytes, Generation, Incarnation, Node, Role
+from windlass.errors import ClusterError, LostRange, PeerError, UsageError, WindlassError
+from windlass.types import MANAGER, Bytes, Generation, Incarnation, KeyId, Node, Role
 from windlass.worker.ops import KeyInfo, Op, Request
 
 REDIAL_SECONDS = 0.05
@@ -48,9 +48,11 @@ class WorkerState:
         self.generation = Generation(0, 0)
         self.nodes: dict[Incarnation, Node] = {}
         self.departed: dict[Incarnation, Node] = {}
+        self._has_lost = False  # whether a server has departed
         self.failure: WindlassError | None = None  # once set, everything fails with it
         self.ops: dict[int, Op] = {}  # started, by number: in the order they must be sent again
         self.requests: dict[int, Request] = {}
+        self._pushing: dict[KeyId, dict[int, Op]] = {}  # the pushes among them, by key
         self._next = 1
         self._now = 0.0
         self._linked: set[Incarnation] = set()
@@ -98,7 +100,7 @@ class WorkerState:
 
     def _submit(self, op: Op) -> list[Effect | Call]:
         key = op.key
-        if not key.queue and not op.after and not self.departed and self.failure is None and not self._is_held(op):
+        if not key.queue and not op.after and not self._has_lost and self.failure is None and not self._is_held(op):
             return self._start(op)  # the usual case
         key.queue.append(op)
         return self.pump(key) if len(key.queue) == 1 else []
@@ -125,10 +127,14 @@ class WorkerState:
     def _refusal(self, op: Op) -> WindlassError | None:
         if self.failure is not None:
             return self.failure
-        for slot, server in enumerate(op.key.slots if self.departed else ()):
-            if server in self.departed:
-                lo, hi = op.key.spec.slot_range(slot)
-                return LostRange(op.key.spec.name, lo, hi, self.departed[server].name)
+        return self.lost_range(op.key) if self._has_lost else None
+
+    def lost_range(self, key: KeyInfo) -> LostRange | None:
+        """The first range of this key whose server is gone, as an error."""
+        for slot, server in enumerate(key.slots):
+            if server not in self.nodes:
+                lo, hi = key.spec.slot_range(slot)
+                return LostRange(key.spec.name, lo, hi, self.name(server))
         return None
 
     def _start(self, op: Op) -> list[Effect | Call]:
@@ -139,6 +145,7 @@ class WorkerState:
         effects: list[Effect | Call] = []
         if op.push is not None:
             key.clock += 1
+            self._pushing.setdefault(key.id, {})[op.number] = op
             op.unacked = set(op.push)
             effects += self._release(key)
         op.clock = key.clock
@@ -195,6 +202,8 @@ class WorkerState:
     def _ask(self, request: Request) -> list[Effect | Call]:
         if self.failure is not None:
             return [_answer(request, self.failure)]
+        if request.peer != MANAGER and request.peer not in self.nodes:
+            return [_answer(request, ClusterError(f"{self.name(request.peer)} is not in generation {self.generation}"))]
         request.number = self._next
         self._next += 1
         self.requests[request.number] = request
@@ -209,11 +218,11 @@ class WorkerState:
                 return self._on_pulled(event, message)
             case m.Ack():
                 return self._on_ack(event.peer, message)
-            case m.Membership():
+            case m.Membership() if event.peer == MANAGER:
                 return self._on_membership(message)
             case m.Done() | m.Refused() | m.Declared() | m.Dumped():
                 return self._on_answer(event.peer, message, event.data)
-            case m.Abort(reason=reason):
+            case m.Abort(reason=reason) if event.peer == MANAGER:
                 return self.fail_all(ClusterError(reason))
             case _:
                 return [Log("warning", f"incarnation {event.peer} sent a worker {type(message).__name__}; ignored")]
@@ -223,12 +232,17 @@ class WorkerState:
         peer = event.peer
         unread = op.unread.get(peer) if op is not None else None
         effects: list[Effect | Call] = []
-        if op is None or unread is None or not unread.intersection(pulled.pieces):  # answered before
+        if op is None or unread is None or not unread.issuperset(pulled.pieces):  # answered before
             if event.is_shared and pulled.pins:
                 effects.append(Send(peer, m.Release(pins=pulled.pins)))
             return [*effects, Recycle(event.data)]
         if pulled.error:
             return self._complete(op, UsageError(pulled.error))
+        if [part.nbytes for part in event.data] != [(hi - lo) * op.key.itemsize for _, lo, hi in pulled.pieces]:
+            return self._complete(
+                op, PeerError(f"{self.name(peer)} answered '{op.key.spec.name}' with the wrong length")
+            )
+        op.asked_at = self._now
         unread.difference_update(pulled.pieces)
         if not unread:
             del op.unread[peer]
@@ -256,8 +270,8 @@ class WorkerState:
 
     def _on_ack(self, peer: Incarnation, ack: m.Ack) -> list[Effect | Call]:
         effects: list[Effect | Call] = []
-        for op in list(self.ops.values()):
-            if op.key.id == ack.key and op.push is not None and op.clock <= ack.clock and peer in op.unacked:
+        for op in [op for op in self._pushing.get(ack.key, {}).values() if op.clock <= ack.clock]:
+            if peer in op.unacked:
                 if peer in op.unread:
                     continue  # it is acknowledged with what it reads
                 if ack.error and op.clock == ack.clock:
@@ -270,6 +284,8 @@ class WorkerState:
 
     def _complete(self, op: Op, error: WindlassError | None) -> list[Effect | Call]:
         self.ops.pop(op.number, None)
+        if op.push is not None:
+            del self._pushing[op.key.id][op.number]
         if op.pull is not None:
             op.key.open_pulls -= 1
         return [_finish(op, error), *self.pump(op.key)] if op.key.queue else [_finish(op, error)]
@@ -300,6 +316,7 @@ class WorkerState:
         self.nodes = {node.incarnation: node for node in membership.nodes}
         gone = {who: node for who, node in previous.items() if who not in self.nodes}
         self.departed |= gone
+        self._has_lost = self._has_lost or any(node.role is Role.SERVER for node in gone.values())
         self.num_workers = sum(node.role is Role.WORKER for node in membership.nodes)
         if self.role is Role.WORKER and self.me not in self.nodes:
             return self.fail_all(ClusterError(f"this worker is not in generation {generation}: {membership.reason}"))

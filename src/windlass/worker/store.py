@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from windlass._wire import messages as m
 from windlass.errors import UsageError, WindlassError
 from windlass.store.reduce import Reducer, reducer_rule
 from windlass.store.update import Updater, updater_rule
-from windlass.types import MANAGER, MAX_CHUNK_BYTES, Array, Consistency, Incarnation, KeySpec, Role, Sequential
+from windlass.types import MANAGER, MAX_CHUNK_BYTES, Array, Consistency, Incarnation, KeyId, KeySpec, Role, Sequential
 from windlass.worker import checkpoint
 from windlass.worker.arrays import is_finite, look, wrap
 from windlass.worker.client import Client
@@ -24,7 +24,8 @@ from windlass.worker.ops import KeyInfo, Op
 from windlass.worker.split import Pieces, check_range, split
 from windlass.worker.task import Task
 
-BARRIER = "windlass/barrier"
+RESERVED = "windlass/"
+BARRIER = f"{RESERVED}barrier"
 MAX_NAME_BYTES = 512
 
 
@@ -81,6 +82,13 @@ class Store:
         Every worker calls it, with the same declaration (else UsageError); it returns when the first value is in
         place. Repeating it is harmless.
         """
+        if isinstance(key, str) and key.startswith(RESERVED):
+            raise UsageError(f"'{key}': names that begin with '{RESERVED}' are the store's own")
+        self._create(key, value, reduce, update, consistency)
+
+    def _create(
+        self, key: str, value: Any, reduce: str | Reducer, update: str | Updater, consistency: Consistency | None
+    ) -> None:
         like, flat = look(value, f"create('{key}')")
         policy = consistency or self.options.consistency
         _check_declaration(key, update, policy, self.options.deterministic)
@@ -104,6 +112,9 @@ class Store:
         """Begin to use a declared key; rank 0, or the driver, gives it its first value."""
         name = declared.spec.name
         key = KeyInfo(declared.key, declared.spec, declared.slots)
+        lost = self._client.state.lost_range(key)
+        if lost is not None:
+            raise lost
         entry = Entry(key, kind, self._client.hub)
         if first is not None and (self.is_driver or self._client.state.is_lowest):
             self._give_first(entry, first)
@@ -153,8 +164,9 @@ class Store:
 
     def delete(self, key: str) -> None:
         """Forget a key, for everybody. Deleting what does not exist is harmless."""
-        self._entries.pop(key, None)
-        self._client.request(MANAGER, lambda n: m.Forget(request=n, name=key), f"delete('{key}')")
+        known = self._entries.pop(key, None)
+        key_id = known.key.id if known is not None else KeyId(0)
+        self._client.request(MANAGER, lambda n: m.Forget(request=n, name=key, key=key_id), f"delete('{key}')")
 
     def _entry(self, key: str) -> Entry:
         entry = self._entries.get(key)
@@ -228,7 +240,7 @@ class Store:
             landing.task = task
             landings.append(landing)
             op = Op(entry.key, None, split(entry.key, *span), landing.deliver, landing.finish, None, waits, owner=task)
-            op.reads_newest = self.is_driver
+            op.reads_newest, op.abandon = self.is_driver, landing.abandon
             ops.append(op)
         is_one = isinstance(key, str)
         task.shape_result(landings[0].take if is_one else lambda: [landing.result for landing in landings])
@@ -297,7 +309,7 @@ class Store:
 
         op = Op(entry.key, parts, None, None, free_and_finish if owned else done, owner=task)
         if landing is not None:
-            op.pull, op.deliver = pieces, landing.deliver
+            op.pull, op.deliver, op.abandon = pieces, landing.deliver, landing.abandon
         if hyper:
             op.hyper = {name: float(number) for name, number in hyper.items()}
         return op
@@ -329,13 +341,14 @@ class Store:
 
     def wait(self, *tasks: Task, timeout: float | None = None) -> None:
         """Wait for all of these; raises the first one's error."""
+        deadline = time.monotonic() + (self.options.timeout if timeout is None else timeout)
         for task in tasks:
-            task.wait(timeout)
+            task.wait(max(0.0, deadline - time.monotonic()))
 
     def barrier(self, timeout: float | None = None) -> None:
         """Return when every worker has come here: an empty round on a key of its own."""
         if BARRIER not in self._entries:
-            self.create(BARRIER, np.empty(0, np.float32), consistency=Sequential())
+            self._create(BARRIER, np.empty(0, np.float32), "sum", "assign", Sequential())
         self.push(BARRIER, np.empty(0, np.float32)).wait(timeout)
 
     # --- looking ----------------------------------------------------------------------------------------------------
@@ -355,7 +368,7 @@ class Store:
 
     def keys(self) -> list[str]:
         """The names of all keys, whoever made them."""
-        return sorted(name for name in self._manager_says()["keys"] if not name.startswith("windlass/"))
+        return sorted(name for name in self._manager_says()["keys"] if not name.startswith(RESERVED))
 
     def version(self, key: str) -> int:
         """How many updates the key has taken; does not wait for anybody's push."""
@@ -386,7 +399,7 @@ class Store:
         return detail
 
     def save(self, path: str) -> None:
-        """Write every key, with its optimizer state, to a directory. Nobody may push meanwhile."""
+        """Write every key, with its optimizer state, to one file. Nobody may push meanwhile."""
         checkpoint.save(self._client, self._manager_says()["keys"], path)
 
     def load(self, path: str) -> None:
@@ -410,42 +423,6 @@ class Store:
         who = "driver" if self.is_driver else f"worker-{state.rank}"
         what = "closed" if self._client.is_closed else f"{len(state.ops)} in flight"
         return f"<Store {who} generation={state.generation} | {what}>"
-
-
-class DriverStore(Store):
-    """The driver's handle: it reads the newest round and may write between two; it is no worker."""
-
-    _num_writes = 0
-
-    def assign(self, key: str, value: Any, *, range: tuple[int, int] | None = None) -> None:
-        """Set a value between two rounds, the same two on every server; optimizer state stays. Blocks until done."""
-        entry = self._entry(key)
-        lo, hi = check_range(entry.key, range)
-        flat = self._checked(entry, value, lo, hi, is_range=range is not None)
-        me, key_id, what = self._client.state.me, entry.key.id, f"assign('{key}')"
-        self._num_writes += 1
-        write = self._num_writes
-        for server in entry.key.whole:
-            self._give(entry, server, flat, lo, partial(m.Write, write=write), what)
-        self._client.request(
-            entry.key.keeper,
-            lambda n: m.Commit(request=n, key=key_id, writer=me, write=write),
-            what,
-            answers=len(entry.key.whole),
-        )
-
-    def push(self, *args: Any, **kwargs: Any) -> Task:
-        raise UsageError(
-            "the driver is no worker and cannot push; use assign(), or push in the function given to run()"
-        )
-
-    def pushpull(self, *args: Any, **kwargs: Any) -> Any:
-        raise UsageError(
-            "the driver is no worker and cannot push; use assign(), or push in the function given to run()"
-        )
-
-    def barrier(self, timeout: float | None = None) -> None:
-        raise UsageError("the driver is no worker and takes part in no barrier")
 
 
 def _items(key: str | Mapping[str, Any], value: Any) -> Mapping[str, Any]:
