@@ -119,8 +119,8 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"'{self.name}': expected a dtype among {', '.join(STORAGE)}, got {self.dtype!r:.40}")
         if any(length < 0 for length in self.shape):
             raise UsageError(f"'{self.name}': expected a shape without negative lengths, got {self.shape}")
-        if not 4096 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
-            raise UsageError(f"'{self.name}': chunk_bytes expects 4096 to {MAX_CHUNK_BYTES}, got {self.chunk_bytes}")
+        if not 1 <= self.chunk_bytes <= MAX_CHUNK_BYTES:
+            raise UsageError(f"'{self.name}': chunk_bytes expects 1 to {MAX_CHUNK_BYTES}, got {self.chunk_bytes}")
         if self.num_slots > MAX_SLOTS:
             raise UsageError(
                 f"'{self.name}' of shape {self.shape} has {self.num_slots} slots, at most {MAX_SLOTS} are held; "
