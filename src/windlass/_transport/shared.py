@@ -9,6 +9,7 @@ because fresh pages cost more than the transfer that fills them.
 from __future__ import annotations
 
 import secrets
+import threading
 import weakref
 from collections import deque
 
@@ -34,6 +35,7 @@ class Arena:
         self._own: list[Mapping] = []
         self._room: tuple[int, Bytes, int] | None = None  # the segment being cut: number, memory, how far
         self._run: tuple[int, Bytes, int, int] | None = None  # the run being packed: number, memory, offset, how far
+        self._lock = threading.Lock()  # callers fill blocks in their own threads; the hub frees them in whichever has the turn
         self._free: dict[int, list[tuple[Bytes, int, int]]] = {}
         self._live: dict[tuple[int, int], Bytes] = {}
         self._is_closed = False
@@ -43,9 +45,10 @@ class Arena:
     def allocate(self, nbytes: int) -> Block:
         """A block of uninitialised memory. Begins on a page if it is a page or longer."""
         size = _rounded(nbytes)
-        spare = self._free.get(size)
-        memory, number, offset = spare.pop() if spare else self._cut(size)
-        self._live[number, offset] = memory
+        with self._lock:
+            spare = self._free.get(size)
+            memory, number, offset = spare.pop() if spare else self._cut(size)
+            self._live[number, offset] = memory
         return Block(memory[:nbytes], number, offset)
 
     def free(self, block: Block) -> None:

@@ -51,6 +51,8 @@ class Cluster:
         chosen = _options(consistency, options)
         self._is_open = True
         self._engine: ProcessEngine | ThreadEngine
+        if engine == "threads" and transport != "auto":
+            raise UsageError(f"transport expects 'auto' with engine='threads', got {transport!r}: nodes share memory")
         if engine == "threads":
             self._engine = ThreadEngine(
                 servers=servers, workers=workers, options=chosen, server_state=state or ServerState

@@ -23,7 +23,7 @@ from windlass.worker.driver import DriverStore
 
 PRELOAD = ("numpy", "msgspec", "windlass.engines.nodes", "windlass.store.kernels")
 STRAGGLE_SECONDS = 1.0
-"""After a worker failed: how long the others may take to hear of it before they are killed."""
+"""After a worker failed: how long `run` waits for the others to hear of it. The next run replaces them anyway."""
 
 
 class ProcessEngine:
@@ -98,6 +98,10 @@ class ProcessEngine:
         """Wait until these workers have joined; whoever dies instead is an error."""
         for name in names:
             child = self.children[name]
+            while not child.channel.readable(0.05):
+                dead = next((other for other in self.children.values() if other.poll() is not None), None)
+                if dead is not None:
+                    raise ClusterError(f"{_died(dead)} while the cluster started; its traceback is on stderr")
             try:
                 child.channel.recv()
             except EOFError:

@@ -255,6 +255,7 @@ class Store:
         hyper: Mapping[str, float] | None = None,
         out: Any = None,
         view: bool = False,
+        after: Iterable[Task] = (),
         wait: bool = True,
         timeout: float | None = None,
     ) -> Any:
@@ -272,7 +273,9 @@ class Store:
                 entry, check_range(entry.key, range), is_range=range is not None, out=one_out, view=view
             )
             landing.task = task
-            ops.append(self._push_op(task, entry, given, range, hyper, landing, may_borrow=wait))
+            op = self._push_op(task, entry, given, range, hyper, landing, may_borrow=wait)
+            op.after = tuple(after)
+            ops.append(op)
         if is_one:
             task.shape_result(landing.take)
         else:
