@@ -35,7 +35,7 @@ class Arena:
         self._own: list[Mapping] = []
         self._room: tuple[int, Bytes, int] | None = None  # the segment being cut: number, memory, how far
         self._run: tuple[int, Bytes, int, int] | None = None  # the run being packed: number, memory, offset, how far
-        self._lock = threading.Lock()  # callers fill blocks in their own threads; the hub frees them in whichever has the turn
+        self._lock = threading.Lock()  # blocks are taken in one thread and given back in another
         self._free: dict[int, list[tuple[Bytes, int, int]]] = {}
         self._live: dict[tuple[int, int], Bytes] = {}
         self._is_closed = False
