@@ -215,6 +215,12 @@ class Release(Message, frozen=True):
     pins: tuple[int, ...]
 
 
+class Hold(Message, frozen=True):
+    """Worker or driver to server, first on a new link: of the pins of the old one I still read these, and no others."""
+
+    pins: tuple[int, ...]
+
+
 # --- between servers ------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +309,7 @@ AnyMessage = (
     | Read
     | Pulled
     | Release
+    | Hold
     | Staged
     | Close
     | Inspect

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from windlass.types import Incarnation, KeySpec
 
@@ -24,14 +24,10 @@ def place(spec: KeySpec, load: Mapping[Incarnation, int]) -> tuple[Incarnation, 
     return tuple(server for server in order for _ in range(dealt[server]))
 
 
-def load_of(
-    servers: Iterable[Incarnation], keys: Iterable[tuple[KeySpec, tuple[Incarnation, ...]]]
-) -> dict[Incarnation, int]:
-    """Bytes of values placed on each server. A zero-size slot counts one byte: it costs its server messages."""
-    load = dict.fromkeys(servers, 0)
-    for spec, slots in keys:
-        for slot, server in enumerate(slots):
-            if server in load:
-                lo, hi = spec.slot_range(slot)
-                load[server] += max(1, (hi - lo) * spec.itemsize)
+def load_of(spec: KeySpec, slots: tuple[Incarnation, ...]) -> dict[Incarnation, int]:
+    """Bytes of this value on each server. A zero-size slot counts one byte: it costs its server messages."""
+    load: dict[Incarnation, int] = {}
+    for slot, server in enumerate(slots):
+        lo, hi = spec.slot_range(slot)
+        load[server] = load.get(server, 0) + max(1, (hi - lo) * spec.itemsize)
     return load

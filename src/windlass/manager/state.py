@@ -56,6 +56,7 @@ class ManagerState:
         self._drivers: set[Incarnation] = set()
         self._keys: dict[str, _Key] = {}
         self._by_id: dict[KeyId, _Key] = {}
+        self._load: dict[Incarnation, int] = {}  # bytes of values placed on each server
         self._next_key = 1
         self._early: list[tuple[Incarnation, m.Declare]] = []
 
@@ -184,7 +185,9 @@ class ManagerState:
         if not servers:
             reason = f"'{spec.name}' cannot be placed: no server is alive"
             return [Send(peer, m.Refused(request=declare.request, is_usage=False, reason=reason))]
-        slots = place(spec, load_of(servers, ((key.spec, key.slots) for key in self._keys.values())))
+        slots = place(spec, {server: self._load.get(server, 0) for server in servers})
+        for server, nbytes in load_of(spec, slots).items():
+            self._load[server] = self._load.get(server, 0) + nbytes
         key = _Key(KeyId(self._next_key), spec, slots, set(slots), waiting=[(peer, declare.request)])
         self._next_key += 1
         self._keys[spec.name] = self._by_id[key.id] = key
@@ -233,6 +236,8 @@ class ManagerState:
     def _drop(self, key: _Key) -> list[Effect]:
         self._keys.pop(key.spec.name, None)
         self._by_id.pop(key.id, None)
+        for server, nbytes in load_of(key.spec, key.slots).items():
+            self._load[server] -= nbytes
         order = m.Forget(request=0, name=key.spec.name, key=key.id)
         return [Send(server, order) for server in dict.fromkeys(key.slots) if server in self.nodes]
 

@@ -3,6 +3,8 @@ when its last reader lets go."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from windlass.types import Block, Incarnation, Memory
 
 
@@ -41,8 +43,8 @@ class Pins:
         if retired is not None:
             self._memory.free(retired)
 
-    def release_all(self, reader: Incarnation) -> None:
-        for pin in [pin for pin, (who, _) in self._held.items() if who == reader]:
+    def release_all(self, reader: Incarnation, but: Collection[int] = ()) -> None:
+        for pin in [pin for pin, (who, _) in self._held.items() if who == reader and pin not in but]:
             self.release(pin)
 
     def retire(self, block: Block | None) -> None:

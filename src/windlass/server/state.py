@@ -108,7 +108,7 @@ class ServerState:
     def _is_stranger(self, peer: Incarnation, message: m.AnyMessage) -> bool:
         """Whether a message of somebody who is no live worker is one that only they may send, or its sender was one."""
         if peer in self.members.ranks:
-            return not isinstance(message, m.Release | m.Inspect)
+            return not isinstance(message, m.Release | m.Hold | m.Inspect)
         return isinstance(message, m.Push | m.Pull | m.Attach)
 
     def _on_stranger(self, event: Received) -> list[Effect]:
@@ -134,6 +134,9 @@ class ServerState:
             case m.Release(pins=pins):
                 for pin in pins:
                     self._pins.release(pin)
+                return []
+            case m.Hold(pins=pins):
+                self._pins.release_all(peer, but=pins)
                 return []
             case m.Inspect():
                 return [Send(peer, m.Done(request=message.request, detail=self._inspect(peer, message.key)))]
@@ -231,9 +234,6 @@ class ServerState:
         """The manager: present yourself. Another server is back: what was said on the broken link is said again."""
         if peer == MANAGER:
             return [Send(MANAGER, self.config.join)]
-        # A worker dials again only when it has dealt with all that the old link brought: it reads nothing any more.
-        # Until then its pins hold although the link is down, for it may be in the middle of a copy.
-        self._pins.release_all(peer)
         if peer not in self.nodes or self.nodes[peer].role is not Role.SERVER:
             return []
         effects: list[Effect] = []
@@ -247,7 +247,7 @@ class ServerState:
         self._early.pop(peer, None)
         for begun in [begun for begun in self._restoring if begun[0] == peer]:
             del self._restoring[begun]
-        if peer not in self.members.live:
+        if peer not in self.members.live:  # a live worker may be in the middle of a copy: Hold will tell
             self._pins.release_all(peer)
         for key in self.keys.values():
             key.drop_reader(peer)

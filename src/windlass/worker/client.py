@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,6 +47,7 @@ class Client:
         self.hub = hub
         self.timeout = timeout
         self.is_closed = False
+        self._pid = os.getpid()
         self._warn_seconds = warn_seconds
         self._is_eager = is_eager  # an embedded store: nothing else runs, so finish at once what can be
         self._turn = Turn(hub.wake)
@@ -61,7 +63,7 @@ class Client:
         """Start work. Does not block on the network, unless it is to wait `until` something is done."""
         self._check_open()
         began = time.monotonic()
-        deadline = began + (self.timeout if timeout is None else timeout)
+        deadline = began + self._seconds(timeout)
         with self._shield, self._critical():
             self._turn.take()
             try:
@@ -102,13 +104,30 @@ class Client:
             finally:
                 self._leave()
 
+    def disuse(self, key: KeyInfo) -> None:
+        """A key is no longer used."""
+        with self._shield, self._critical():
+            self._turn.take()
+            try:
+                self._perform(self.state.disuse(key))
+                self.hub.flush()
+            finally:
+                self._leave()
+
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     def wait(self, task: Waitable, timeout: float | None = None) -> None:
         """Block until the task is done; raise TimeoutError, naming whom it waits for, when the time is over."""
         if not task.is_done:
             began = time.monotonic()
-            self._wait(task, began, began + (self.timeout if timeout is None else timeout))
+            self._wait(task, began, began + self._seconds(timeout))
+
+    def _seconds(self, timeout: float | None) -> float:
+        if timeout is None:
+            return self.timeout
+        if not timeout >= 0:
+            raise UsageError(f"timeout expects seconds, 0 or more, got {timeout!r}")
+        return timeout
 
     def _wait(self, task: Waitable, began: float, deadline: float) -> None:
         warn_at = began + self._warn_seconds
@@ -282,12 +301,17 @@ class Client:
             self._turn.give()
 
     def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise UsageError("this store is another process's: after a fork, the child needs one of its own")
         if self.is_closed:
             raise UsageError("the store is closed; nothing can be pushed, pulled or waited for any more")
 
     def close(self) -> None:
         """Fail what is under way and close every link. Safe to repeat."""
         if self.is_closed:
+            return
+        if os.getpid() != self._pid:  # a forked copy: the links are the parent's
+            self.is_closed = True
             return
         self._turn.take()
         self.is_closed = True

@@ -66,6 +66,7 @@ class Op:
     reads_newest: bool = False  # a driver's read, ordered by the keeper
     owner: object = None  # the task it belongs to
     asked_at: float = 0.0
+    error: WindlassError | None = None  # what a server had against it; told when all have answered
     abandon: Callable[[], None] | None = None  # what was given to be filled is the caller's again
     number: int = 0
     clock: int = 0

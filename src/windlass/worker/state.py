@@ -52,6 +52,7 @@ class WorkerState:
         self.failure: WindlassError | None = None  # once set, everything fails with it
         self.ops: dict[int, Op] = {}  # started, by number: in the order they must be sent again
         self.requests: dict[int, Request] = {}
+        self._holding: dict[KeyId, KeyInfo] = {}  # keys of which something that was read is not released yet
         self._pushing: dict[KeyId, dict[int, Op]] = {}  # the pushes among them, by key
         self._next = 1
         self._now = 0.0
@@ -155,7 +156,7 @@ class WorkerState:
         for server in (key.keeper,) if op.reads_newest else op.waits_for():
             effects += self._send(op, server)
         if op.is_complete:
-            effects += self._complete(op, None)
+            effects += self._complete(op, op.error)
         return effects
 
     def _send(self, op: Op, server: Incarnation) -> list[Effect | Call]:
@@ -237,8 +238,8 @@ class WorkerState:
                 effects.append(Send(peer, m.Release(pins=pulled.pins)))
             return [*effects, Recycle(event.data)]
         if pulled.error:
-            return self._complete(op, UsageError(pulled.error))
-        if [part.nbytes for part in event.data] != [(hi - lo) * op.key.itemsize for _, lo, hi in pulled.pieces]:
+            op.error = op.error or UsageError(pulled.error)
+        elif [part.nbytes for part in event.data] != [(hi - lo) * op.key.itemsize for _, lo, hi in pulled.pieces]:
             return self._complete(
                 op, PeerError(f"{self.name(peer)} answered '{op.key.spec.name}' with the wrong length")
             )
@@ -248,16 +249,17 @@ class WorkerState:
             del op.unread[peer]
             op.unacked.discard(peer)  # the answer to a pull that rides on a push acknowledges the push
         deliver = op.deliver
-        if deliver is not None:
+        if deliver is not None and op.error is None:
             effects.append(Call(lambda: deliver(pulled, event.data, event.is_shared)))
         if not event.is_shared:
             effects.append(Recycle(event.data))
         elif pulled.pins:
             op.key.unreleased.setdefault(peer, []).extend(pulled.pins)
+            self._holding[op.key.id] = op.key
             if not op.key.is_sequential or op.reads_newest:
                 effects += self._release(op.key)
         if op.is_complete:
-            effects += self._complete(op, None)
+            effects += self._complete(op, op.error)
         return effects
 
     def _release(self, key: KeyInfo) -> list[Effect | Call]:
@@ -266,7 +268,12 @@ class WorkerState:
         if not key.unreleased:
             return []
         held, key.unreleased = key.unreleased, {}
+        self._holding.pop(key.id, None)
         return [Send(server, m.Release(pins=tuple(pins))) for server, pins in held.items()]
+
+    def disuse(self, key: KeyInfo) -> list[Effect | Call]:
+        """A key is no longer used: let go of what is still held of it."""
+        return self._release(key)
 
     def _on_ack(self, peer: Incarnation, ack: m.Ack) -> list[Effect | Call]:
         effects: list[Effect | Call] = []
@@ -275,11 +282,10 @@ class WorkerState:
                 if peer in op.unread:
                     continue  # it is acknowledged with what it reads
                 if ack.error and op.clock == ack.clock:
-                    effects += self._complete(op, UsageError(ack.error))
-                    continue
+                    op.error = op.error or UsageError(ack.error)
                 op.unacked.discard(peer)
                 if op.is_complete:
-                    effects += self._complete(op, None)
+                    effects += self._complete(op, op.error)
         return effects
 
     def _complete(self, op: Op, error: WindlassError | None) -> list[Effect | Call]:
@@ -360,7 +366,9 @@ class WorkerState:
         self._linked.add(peer)
         self._redial.pop(peer, None)
         self._down_since.pop(peer, None)
-        effects: list[Effect | Call] = [Send(MANAGER, self._join)] if peer == MANAGER else []
+        # Everything that the old link brought has been dealt with by now: the link was dialled after its end.
+        held = tuple(pin for key in self._holding.values() for pin in key.unreleased.get(peer, ()))
+        effects: list[Effect | Call] = [Send(peer, self._join if peer == MANAGER else m.Hold(pins=held))]
         for request in self.requests.values():
             if request.peer == peer:
                 effects.append(Send(peer, request.make(request.number), request.data))

@@ -106,6 +106,8 @@ class Store:
             declared, _ = self._client.request(MANAGER, lambda n: m.Declare(request=n, spec=spec), f"create('{key}')")
             known = self._entries.get(key)
             if known is None or known.key.id != declared.key:
+                if known is not None:
+                    self._client.disuse(known.key)
                 self._open(declared, like.kind, flat)
 
     def _open(self, declared: m.Declared, kind: str, first: Array | None) -> Entry:
@@ -166,6 +168,8 @@ class Store:
         """Forget a key, for everybody. Deleting what does not exist is harmless."""
         known = self._entries.pop(key, None)
         key_id = known.key.id if known is not None else KeyId(0)
+        if known is not None:
+            self._client.disuse(known.key)
         self._client.request(MANAGER, lambda n: m.Forget(request=n, name=key, key=key_id), f"delete('{key}')")
 
     def _entry(self, key: str) -> Entry:
@@ -203,10 +207,9 @@ class Store:
         items = _items(key, value)
         task = Task(self._client, "push", items)
         ops = [self._push_op(task, self._entry(name), given, range, hyper) for name, given in items.items()]
-        if after:
-            waits = tuple(after)
-            for op in ops:
-                op.after = waits
+        waits = _tasks(after)
+        for op in ops:
+            op.after = waits
         self._client.submit(*ops)
         return task
 
@@ -230,7 +233,7 @@ class Store:
         names = [key] if isinstance(key, str) else list(key)
         outs = [out] if isinstance(key, str) else _outs(out, names)
         task = Task(self._client, "pull", names)
-        waits = tuple(after)
+        waits = _tasks(after)
         landings: list[Landing] = []
         ops: list[Op] = []
         for name, one_out in zip(names, outs, strict=True):
@@ -274,7 +277,7 @@ class Store:
             )
             landing.task = task
             op = self._push_op(task, entry, given, range, hyper, landing, may_borrow=wait)
-            op.after = tuple(after)
+            op.after = _tasks(after)
             ops.append(op)
         if is_one:
             task.shape_result(landing.take)
@@ -305,7 +308,8 @@ class Store:
         done = task.finish if landing is None else landing.finish
 
         def free_and_finish(error: WindlassError | None) -> None:
-            if error is None:  # after a failure a message may still be on its way out of this memory
+            # Every server has answered, if only to refuse; after any other failure this memory may still be read.
+            if error is None or isinstance(error, UsageError):
                 for block in owned:
                     self._client.hub.memory.free(block)
             done(error)
@@ -421,6 +425,9 @@ class Store:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        raise UsageError("a store cannot be pickled; the function given to run() gets one, a script has wl.connect()")
+
     def __repr__(self) -> str:
         state = self._client.state
         who = "driver" if self.is_driver else f"worker-{state.rank}"
@@ -434,6 +441,16 @@ def _items(key: str | Mapping[str, Any], value: Any) -> Mapping[str, Any]:
     if not isinstance(key, Mapping) or value is not None:
         raise UsageError("push takes a key and a value, or one mapping of keys to values")
     return key
+
+
+def _tasks(after: Iterable[Task]) -> tuple[Task, ...]:
+    if not after:
+        return ()
+    tasks = tuple(after)
+    for task in tasks:
+        if not isinstance(task, Task):
+            raise UsageError(f"after expects tasks, got {type(task).__name__}")
+    return tasks
 
 
 def _outs(out: Any, names: list[str]) -> list[Any]:
