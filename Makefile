@@ -5,12 +5,18 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test soak check bench clean
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.base: pyproject.toml
+	@echo "Setting up $(VENV), once"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.ready: $(VENV)/.base
+	@echo "Setting up $(VENV) for development: a minute or two"
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,torch]'
 	touch $@
 
-demo: $(VENV)/.ready
+demo: $(VENV)/.base
 	$(BIN)/windlass demo
 
 test: check

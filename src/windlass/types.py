@@ -63,8 +63,10 @@ class Bounded(msgspec.Struct, frozen=True, tag="bounded"):
     delay: int = 1
 
     def __post_init__(self) -> None:
-        if self.delay < 1:
-            raise UsageError(f"Bounded(delay) expects a delay of at least 1, got {self.delay}; Sequential() is delay 0")
+        if type(self.delay) is not int or self.delay < 1:
+            raise UsageError(
+                f"Bounded(delay) expects a whole number of at least 1, got {self.delay!r}; Sequential() is delay 0"
+            )
 
 
 class Eventual(msgspec.Struct, frozen=True, tag="eventual"):
@@ -72,6 +74,13 @@ class Eventual(msgspec.Struct, frozen=True, tag="eventual"):
 
 
 Consistency = Sequential | Bounded | Eventual
+
+
+def check_consistency(given: object) -> None:
+    """Raise UsageError for anything that is not a consistency."""
+    if not isinstance(given, Sequential | Bounded | Eventual):
+        expected = "wl.Sequential(), wl.Bounded(delay) or wl.Eventual()"
+        raise UsageError(f"consistency expects {expected}, got {given!r:.60}")
 
 
 class Rule(msgspec.Struct, frozen=True):

@@ -69,6 +69,18 @@ def complaints(cluster, key, *calls):
         (lambda s, k: s.push({k: VALUE}, VALUE), "one mapping"),
         (lambda s, k: s.pull(k, view=True, out=VALUE), "exclude each other"),
         (lambda s, k: s.load("/no/such/file"), "no such file"),
+        (lambda s, k: s.save("/no/such/folder/file"), "no such directory as '/no/such/folder'"),
+        (
+            lambda s, k: s.create(k + "c", VALUE, update="add", consistency="eventual"),
+            "expects wl.Sequential.*'eventual'",
+        ),
+        (lambda s, k: s.create(k + "c", VALUE, update="add", consistency=wl.Eventual), "expects wl.Sequential"),
+        (lambda s, k: s.pull(k, after=[3]), "after expects tasks, got int"),
+        (lambda s, k: s.pull(k, timeout=float("nan")), "timeout expects seconds"),
+        (lambda s, k: s.push(k, None), r"push\('KEY'\): expected a value, got None"),
+        (lambda s, k: s.pull(3), "a key is a string, got int"),
+        (lambda s, k: s.push(k, VALUE, hyper=0.1), "hyper expects a mapping"),
+        (lambda s, k: s.assign(k, VALUE), "only the driver can assign"),
     ],
 )
 def test_a_mistake_is_named_and_harms_nothing(cluster, key, call, text):
@@ -134,6 +146,22 @@ def test_a_wait_ends_at_its_deadline_and_names_whom_it_waited_for(cluster, key):
         if rank:
             assert f"pushpull('{key}') did not finish within 0." in said
             assert f"round 1 of '{key}' waits for worker-0" in said
+
+
+def test_a_failed_push_that_nobody_waited_for_is_raised_by_the_next_call_or_by_the_end(cluster, key):
+    def work(store, goes_on):
+        store.create(f"{key}/{goes_on}", np.zeros(4, np.float32), update=wl.SGD(lr=1.0))
+        store.push(f"{key}/{goes_on}", np.ones(4, np.float32), hyper={"momentm": 0.5})
+        store.barrier()
+        time.sleep(0.1)
+        store.barrier()
+        if goes_on:
+            store.pull(f"{key}/{goes_on}")
+
+    for goes_on in (True, False):
+        with pytest.raises(wl.UsageError, match="'momentm' is unknown to SGD") as caught:
+            cluster.run(work, goes_on)
+        assert "that nobody waited for" in "".join(caught.value.__notes__)
 
 
 def test_a_timeout_of_zero_does_not_wait(cluster, key):
@@ -204,8 +232,15 @@ def test_a_closed_store_says_so():
 def test_options_that_contradict_each_other_are_refused():
     with pytest.raises(wl.UsageError, match="deterministic=True expects Sequential"):
         wl.Store(consistency=wl.Eventual(), deterministic=True)
-    with pytest.raises(wl.UsageError, match="at least 1"):
-        wl.Bounded(0)
+    for delay in (0, 1.5):
+        with pytest.raises(wl.UsageError, match="at least 1"):
+            wl.Bounded(delay)
+    with pytest.raises(wl.UsageError, match=r"consistency expects wl\.Sequential"):
+        wl.Cluster(consistency="eventual")
+    with pytest.raises(wl.UsageError, match="unknown options timout"):
+        wl.Store(timout=3)
+    with pytest.raises(wl.UsageError, match="timeout expects seconds"):
+        wl.Store(timeout=-1)
     with pytest.raises(wl.UsageError, match="unknown options colour"):
         wl.Cluster(colour="red")
     with pytest.raises(wl.UsageError, match="engine expects"):

@@ -13,7 +13,7 @@ from windlass.engines.processes import ProcessEngine, check_transport
 from windlass.engines.threads import ThreadEngine
 from windlass.errors import UsageError
 from windlass.server.state import ServerState
-from windlass.types import Consistency, Node, Role, Sequential
+from windlass.types import Consistency, Node, Role, Sequential, check_consistency
 from windlass.worker.driver import DriverStore
 from windlass.worker.store import Store
 
@@ -41,8 +41,8 @@ class Cluster:
         consistency: Consistency | None = None,
         **options: Any,
     ) -> None:
-        if servers < 1 or workers < 1:
-            raise UsageError(f"a cluster expects at least 1 server and 1 worker, got {servers} and {workers}")
+        if not (isinstance(servers, int) and isinstance(workers, int)) or servers < 1 or workers < 1:
+            raise UsageError(f"a cluster expects at least 1 server and 1 worker, got {servers!r} and {workers!r}")
         if replicas:
             raise UsageError(f"replicas expects 0 in this version, got {replicas}: servers are not replicated yet")
         self.num_servers, self.num_workers = servers, workers
@@ -78,6 +78,8 @@ class Cluster:
         waits are ended. After a failed run the next one starts with new workers; keys and values stay.
         """
         self._check_open()
+        if not callable(function):
+            raise UsageError(f"run expects a function of a store, got {type(function).__name__}")
         return self._engine.run(function, args, kwargs)
 
     def store(self) -> DriverStore:
@@ -127,6 +129,8 @@ def _options(consistency: Consistency | None, options: dict[str, Any]) -> Option
         raise UsageError(
             f"Cluster() got unknown options {', '.join(unknown)}; known: {', '.join(Options.__struct_fields__)}"
         )
+    if consistency is not None:
+        check_consistency(consistency)
     chosen = msgspec.structs.replace(Options(), consistency=consistency or Sequential(), **options)
     chosen.for_store()  # checks them
     return chosen

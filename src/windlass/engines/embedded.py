@@ -12,6 +12,7 @@ from typing import Any
 from windlass._transport.inprocess import Network
 from windlass._transport.loop import Loop
 from windlass._wire.messages import Join
+from windlass.errors import UsageError
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.server.state import ServerConfig, ServerState
 from windlass.types import MANAGER, Consistency, Incarnation, Role, Sequential
@@ -27,7 +28,11 @@ class Store(WorkerStore):
     """The embedded store: `wl.Store()`. One worker, one server, this process."""
 
     def __init__(self, *, consistency: Consistency | None = None, **options: Any) -> None:
-        chosen = StoreOptions(consistency=consistency or Sequential(), **options)
+        unknown = sorted(set(options) - set(StoreOptions.__dataclass_fields__))
+        if unknown:
+            known = ", ".join(StoreOptions.__dataclass_fields__)
+            raise UsageError(f"Store() got unknown options {', '.join(unknown)}; known: {known}")
+        chosen = StoreOptions(consistency=Sequential() if consistency is None else consistency, **options)
         network = Network()
         local: dict[str, object] = {}
         manager_hub, server_hub = network.hub(MANAGER), network.hub(SERVER)

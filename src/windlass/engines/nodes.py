@@ -101,7 +101,9 @@ def run_worker(channel: Channel, config: bytes) -> None:
 
 def call(run: int, function: Any, store: Any, args: Any, kwargs: Any) -> Outcome:
     try:
-        return Outcome(run, result=function(store, *args, **kwargs))
+        result = function(store, *args, **kwargs)
+        store.raise_unseen()
+        return Outcome(run, result=result)
     except BaseException as error:
         return Outcome(run, error=error, trace=traceback.format_exc())
 

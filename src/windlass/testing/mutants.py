@@ -201,7 +201,7 @@ MUTANTS = {
             AcksResendsEarly,
             frozenset({"once", "never made"}),
             Limits(
-                servers=(1, 1), workers=(3, 5), breaks=20, departures=0, zombies=0, joins=0, large=0.0,
+                servers=(1, 1), workers=(3, 5), clock=(3, 5), breaks=30, departures=0, zombies=0, joins=0, large=0.0,
                 consistencies=_ROUNDS,
             ),
             False,

@@ -33,6 +33,9 @@ def save(client: Client, names: Iterable[str], path: str) -> None:
     """Write these keys. Blocks; the caller sees to it that nobody pushes meanwhile."""
     from safetensors.numpy import save_file
 
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise UsageError(f"save('{path}'): no such directory as '{folder}'")
     tensors: dict[str, Any] = {}
     keys: list[_SavedKey] = []
     for name in names:

@@ -13,6 +13,7 @@ from windlass.types import STORAGE, Array, Block, Bytes, Incarnation
 from windlass.worker.arrays import Like, as_bytes
 from windlass.worker.ops import KeyInfo, Part
 from windlass.worker.split import Pieces, position
+from windlass.worker.task import Task
 
 PAST_CACHE_BYTES = 8 << 20
 """From this size on a value is copied past the cache: its reader would not find it there anyway."""
@@ -36,6 +37,7 @@ class Entry:
         self.key = key
         self.like = Like(kind, key.spec.dtype, key.spec.shape)
         self._hub = hub
+        self.failed: list[Task] = []  # pushes that failed; their callers may not know
         self._results: list[Array] = []
         self._buffers: list[tuple[Block, int]] = []  # and the address where each begins
         self._next_buffer = 0

@@ -14,7 +14,18 @@ from windlass._wire import messages as m
 from windlass.errors import UsageError, WindlassError
 from windlass.store.reduce import Reducer, reducer_rule
 from windlass.store.update import Updater, updater_rule
-from windlass.types import MANAGER, MAX_CHUNK_BYTES, Array, Consistency, Incarnation, KeyId, KeySpec, Role, Sequential
+from windlass.types import (
+    MANAGER,
+    MAX_CHUNK_BYTES,
+    Array,
+    Consistency,
+    Incarnation,
+    KeyId,
+    KeySpec,
+    Role,
+    Sequential,
+    check_consistency,
+)
 from windlass.worker import checkpoint
 from windlass.worker.arrays import is_finite, look, wrap
 from windlass.worker.client import Client
@@ -45,11 +56,17 @@ class StoreOptions:
     chunk_bytes: int = 4 << 20
 
     def __post_init__(self) -> None:
+        check_consistency(self.consistency)
+        for name in ("timeout", "warn_seconds"):
+            seconds = getattr(self, name)
+            if not isinstance(seconds, int | float) or not seconds >= 0:
+                raise UsageError(f"{name} expects seconds, 0 or more, got {seconds!r}")
         if self.deterministic and not isinstance(self.consistency, Sequential):
             raise UsageError(f"deterministic=True expects Sequential(), got {self.consistency}: arrival order varies")
-        if not 4096 <= self.chunk_bytes <= MAX_CHUNK_BYTES or self.chunk_bytes % 4096:
+        chunk = self.chunk_bytes
+        if not isinstance(chunk, int) or not 4096 <= chunk <= MAX_CHUNK_BYTES or chunk % 4096:
             expected = f"a multiple of 4096 up to {MAX_CHUNK_BYTES}"
-            raise UsageError(f"chunk_bytes expects {expected}, got {self.chunk_bytes}")
+            raise UsageError(f"chunk_bytes expects {expected}, got {self.chunk_bytes!r}")
 
 
 class Store:
@@ -173,7 +190,10 @@ class Store:
         self._client.request(MANAGER, lambda n: m.Forget(request=n, name=key, key=key_id), f"delete('{key}')")
 
     def _entry(self, key: str) -> Entry:
+        """The key, ready to be used. A push on it that failed, and that nobody waited for, is raised here."""
         entry = self._entries.get(key)
+        if entry is not None and entry.failed:
+            self.raise_unseen(entry)
         if entry is None:
             if not isinstance(key, str):
                 raise UsageError(f"a key is a string, got {type(key).__name__}")
@@ -184,6 +204,16 @@ class Store:
                     declared, _ = self._client.request(MANAGER, lambda n: m.Lookup(request=n, name=key), what)
                     entry = self._open(declared, "numpy", None)
         return entry
+
+    def raise_unseen(self, *entries: Entry) -> None:
+        """Raise the error of a push that failed and that nobody has waited for, of these keys or of any."""
+        for entry in entries or list(self._entries.values()):
+            failed, entry.failed = entry.failed, []
+            for task in failed:
+                if not task.is_seen and task.error is not None:
+                    task.is_seen = True
+                    task.error.add_note(f"raised by an earlier {task.text} that nobody waited for")
+                    raise task.error
 
     def _opening(self, key: str) -> threading.Lock:
         """Held while a key is opened: two threads that both began to count its pushes would take each other's for
@@ -230,6 +260,8 @@ class Store:
         references any more. `view=True` (sequential keys) gives a read-only array, where possible the servers' own
         memory, valid until the own next push on the key. `wait=False` gives the task instead.
         """
+        if not isinstance(key, str | Sequence):
+            raise UsageError(f"a key is a string, got {type(key).__name__}")
         names = [key] if isinstance(key, str) else list(key)
         outs = [out] if isinstance(key, str) else _outs(out, names)
         task = Task(self._client, "pull", names)
@@ -313,16 +345,20 @@ class Store:
                 for block in owned:
                     self._client.hub.memory.free(block)
             done(error)
+            if error is not None:
+                entry.failed.append(task)
 
-        op = Op(entry.key, parts, None, None, free_and_finish if owned else done, owner=task)
+        op = Op(entry.key, parts, None, None, free_and_finish, owner=task)
         if landing is not None:
             op.pull, op.deliver, op.abandon = pieces, landing.deliver, landing.abandon
         if hyper:
-            op.hyper = {name: float(number) for name, number in hyper.items()}
+            op.hyper = _numbers(hyper)
         return op
 
     def _checked(self, entry: Entry, value: Any, lo: int, hi: int, *, is_range: bool) -> Array:
         spec = entry.key.spec
+        if value is None:
+            raise UsageError(f"push('{spec.name}'): expected a value, got None; has backward() run?")
         like, flat = look(value, f"push('{spec.name}')")
         expected = (hi - lo,) if is_range else spec.shape
         if like.shape != expected and not (is_range and flat.size == hi - lo):
@@ -351,6 +387,10 @@ class Store:
         deadline = time.monotonic() + (self.options.timeout if timeout is None else timeout)
         for task in tasks:
             task.wait(max(0.0, deadline - time.monotonic()))
+
+    def assign(self, key: str, value: Any, *, range: tuple[int, int] | None = None) -> None:
+        """Only the driver's handle, `cluster.store()`, can set a value between two rounds."""
+        raise UsageError("only the driver can assign: a worker's writes are pushes")
 
     def barrier(self, timeout: float | None = None) -> None:
         """Return when every worker has come here: an empty round on a key of its own."""
@@ -438,7 +478,9 @@ class Store:
 def _items(key: str | Mapping[str, Any], value: Any) -> Mapping[str, Any]:
     if isinstance(key, str):
         return {key: value}
-    if not isinstance(key, Mapping) or value is not None:
+    if not isinstance(key, Mapping):
+        raise UsageError(f"a key is a string, got {type(key).__name__}")
+    if value is not None:
         raise UsageError("push takes a key and a value, or one mapping of keys to values")
     return key
 
@@ -453,6 +495,15 @@ def _tasks(after: Iterable[Task]) -> tuple[Task, ...]:
     return tasks
 
 
+def _numbers(hyper: object) -> dict[str, float]:
+    if isinstance(hyper, Mapping):
+        try:
+            return {str(name): float(number) for name, number in hyper.items()}
+        except (TypeError, ValueError):
+            pass
+    raise UsageError(f"hyper expects a mapping of names to numbers, got {hyper!r:.60}")
+
+
 def _outs(out: Any, names: list[str]) -> list[Any]:
     if out is None:
         return [None] * len(names)
@@ -464,6 +515,7 @@ def _outs(out: Any, names: list[str]) -> list[Any]:
 def _check_declaration(key: str, update: object, policy: Consistency, deterministic: bool) -> None:
     if not isinstance(key, str) or not key or len(key.encode()) > MAX_NAME_BYTES:
         raise UsageError(f"a key is a string of 1 to {MAX_NAME_BYTES} bytes, got {key!r:.60}")
+    check_consistency(policy)
     if isinstance(policy, Sequential):
         return
     if deterministic:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Task:
     """One call's work, maybe on several keys. It is done when everything in it is applied (push) or here (pull)."""
 
-    __slots__ = ("_client", "_left", "_names", "_shape", "_verb", "error")
+    __slots__ = ("_client", "_left", "_names", "_shape", "_verb", "error", "is_seen")
 
     def __init__(self, client: Client, verb: str, names: Collection[str]) -> None:
         self._client = client
@@ -23,6 +23,7 @@ class Task:
         self._left = len(names)
         self._shape: Callable[[], Any] | None = None
         self.error: WindlassError | None = None
+        self.is_seen = False  # its error has been raised to somebody
 
     @property
     def text(self) -> str:
@@ -40,6 +41,7 @@ class Task:
         any thread. Without `timeout` the store's own applies."""
         self._client.wait(self, timeout)
         if self.error is not None:
+            self.is_seen = True
             raise self.error
         return self._shape() if self._shape is not None else None
 
