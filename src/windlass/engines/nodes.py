@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import pickle
@@ -64,6 +65,7 @@ def _run(loop: Loop, channel: Channel) -> None:
         is_over.set()
         loop.hub.wake()
 
+    gc.set_threshold(50_000, 20, 100)  # messages are no cycles: looking for some every few rounds is wasted
     threading.Thread(target=watch, name="windlass-watch", daemon=True).start()
     while not is_over.is_set() and loop.stopped is None:
         loop.turn(None)
