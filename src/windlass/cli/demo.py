@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from rich import box
 from rich.console import Console
@@ -64,6 +65,7 @@ def demo(*, servers: int, workers: int, transport: str, problem: Problem) -> Non
     with Cluster(servers=servers, workers=workers, transport=transport) as cluster:
         console.print(f"The cluster was ready after {time.monotonic() - began:.1f} s.", highlight=False)
         console.print()
+        _warm_up(cluster, problem)
         with _reports(console) as begin:
             results = [_fit_one(cluster, name, problem, begin(name)) for name in POLICIES]
     console.print()
@@ -76,6 +78,13 @@ def demo(*, servers: int, workers: int, transport: str, problem: Problem) -> Non
         style="dim",
         highlight=False,
     )
+
+
+def _warm_up(cluster: Cluster, problem: Problem) -> None:
+    """One step that nobody times: on a new machine the servers compile their kernels in it."""
+    keys, policy = Keys.of("warm-up"), POLICIES["sequential"]
+    declare(cluster.store(), keys, policy, problem, cluster.num_workers)
+    cluster.run(fit, keys, policy, msgspec.structs.replace(problem, steps=1, pause_seconds=0.0))
 
 
 def _count(number: int, noun: str) -> str:

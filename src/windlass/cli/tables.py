@@ -13,6 +13,7 @@ from rich.table import Table
 from windlass.types import Role
 
 MAX_WORKER_COLUMNS = 8
+MAX_KEY_ROWS = 30
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -26,8 +27,11 @@ def show(console: Console, cluster: dict[str, Any]) -> None:
         console.print(_nodes(cluster), "", sep="\n")
         keys = {name: key for name, key in cluster["keys"].items() if not name.startswith("windlass/")}
         if keys:
-            console.print(_keys(cluster, keys), "", sep="\n")
-            console.print(_clocks(cluster, keys))
+            shown = dict(list(keys.items())[:MAX_KEY_ROWS])
+            console.print(_keys(cluster, shown), "", sep="\n")
+            console.print(_clocks(cluster, shown))
+            if len(keys) > len(shown):
+                console.print(f"[dim]and {len(keys) - len(shown):,} more keys; --json shows all[/dim]")
         else:
             console.print("[dim]No keys yet.[/dim]")
     for problem in cluster["problems"]:
