@@ -6,8 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from windlass._transport.base import Hub
@@ -51,7 +50,7 @@ class Client:
         self._warn_seconds = warn_seconds
         self._is_eager = is_eager  # an embedded store: nothing else runs, so finish at once what can be
         self._turn = Turn(hub.wake)
-        self._shield = Shield(hub.wake)
+        self._shield = Shield(hub.wake, self._on_cut)
         self._next_tick = 0.0
         self._held: set[KeyInfo] = set()  # keys whose queue waits for tasks of other keys
         self._background: threading.Thread | None = None
@@ -64,7 +63,7 @@ class Client:
         self._check_open()
         began = time.monotonic()
         deadline = began + self._seconds(timeout)
-        with self._shield, self._critical():
+        with self._shield:
             self._turn.take()
             try:
                 for work in works:
@@ -96,7 +95,7 @@ class Client:
 
     def post(self, send: Send) -> None:
         """Send one message that nobody answers."""
-        with self._shield, self._critical():
+        with self._shield:
             self._turn.take()
             try:
                 self.hub.send(send)
@@ -106,7 +105,7 @@ class Client:
 
     def disuse(self, key: KeyInfo) -> None:
         """A key is no longer used."""
-        with self._shield, self._critical():
+        with self._shield:
             self._turn.take()
             try:
                 self._perform(self.state.disuse(key))
@@ -137,7 +136,7 @@ class Client:
                 now = time.monotonic()
                 if now >= deadline:
                     raise TimeoutError(f"{task.text} did not finish within {now - began:.1f} s: {self._why(task)}")
-                with self._shield, self._critical():
+                with self._shield:
                     if self._turn.take_or(lambda: task.is_done, deadline - now):
                         try:
                             warn_at = self._lead(task, deadline, warn_at, began)
@@ -159,18 +158,11 @@ class Client:
             self._step(min(deadline - now, max(0.0, warn_at - now), TICK_SECONDS))
         return warn_at
 
-    @contextmanager
-    def _critical(self) -> Iterator[None]:
-        """Work that must not be cut short. Should it be, by a signal handler that raises, say, the store is broken:
-        from then on it says so instead of waiting for what it has lost."""
-        try:
-            yield
-        except WindlassError:
-            raise
-        except BaseException as error:
-            text = f"the store was cut short in the middle of its work by {type(error).__name__}; open a new one"
-            self.state.failure = self.state.failure or ClusterError(text)
-            raise
+    def _on_cut(self, error: BaseException) -> None:
+        """Work that must not be cut short was, by a signal handler that raises, say: the store is broken. From now on
+        it says so instead of waiting for what it has lost."""
+        text = f"the store was cut short in the middle of its work by {type(error).__name__}; open a new one"
+        self.state.failure = self.state.failure or ClusterError(text)
 
     def _disown(self, task: Waitable) -> None:
         """The caller leaves before the end and has its memory back: what is still to be sent of it is copied."""
@@ -184,7 +176,7 @@ class Client:
             self._leave()
 
     def _why(self, task: Waitable) -> str:
-        with self._shield, self._critical():
+        with self._shield:
             self._turn.take()
             try:
                 return self._ask_why(task)

@@ -13,14 +13,18 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from windlass.errors import WindlassError
+
 _MAIN = threading.main_thread().ident
 
 
 class Shield:
-    """Use as a context manager; not nested. Does nothing in other threads, or where Ctrl-C is ignored."""
+    """Use as a context manager; not nested. Puts nothing off in other threads, or where Ctrl-C is ignored. Should any
+    other exception cut the work short, `on_cut` hears of it."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], on_cut: Callable[[BaseException], None]) -> None:
         self._wake = wake
+        self._on_cut = on_cut
         self._handler: Any = None
         self.is_struck = False
 
@@ -31,7 +35,9 @@ class Shield:
                 self._handler = handler
                 signal.signal(signal.SIGINT, self._note)
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, WindlassError):
+            self._on_cut(error)
         handler = self._handler
         if handler is not None and threading.get_ident() == _MAIN:
             self._handler = None
