@@ -319,3 +319,14 @@ def test_connect_outside_a_cluster_says_what_to_do(monkeypatch):
     monkeypatch.delenv("WINDLASS_MANAGER", raising=False)
     with pytest.raises(wl.UsageError, match=r"WINDLASS_MANAGER is not set; start the script with `windlass run`"):
         wl.connect()
+
+
+def test_a_cluster_over_tls_works_and_needs_its_files(tmp_path):
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2"]
+    subprocess.run([*make, "-subj", "/CN=windlass"], check=True, capture_output=True)
+    with wl.Cluster(servers=2, workers=2, transport="tls", tls=(cert, key, cert), chunk_bytes=64 << 10) as cluster:
+        assert cluster.run(_sum) == [[2.0] * 4] * 2
+        assert all(node.address.startswith("tls:127.0.0.1:") for node in cluster.nodes() if node.role == "server")
+    with pytest.raises(wl.UsageError, match="transport='tls' expects tls="):
+        wl.Cluster(transport="tls")

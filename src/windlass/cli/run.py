@@ -48,7 +48,7 @@ def _run(job: Job, output: Output) -> int:
     engine = ProcessEngine(
         servers=job.servers,
         workers=job.workers,
-        transport=check_transport(job.transport),
+        transport=_local(job.transport),
         options=job.options,
         server_state="",
         has_workers=False,
@@ -112,3 +112,10 @@ def check_script(target: str, arguments: list[str], *, is_module: bool) -> Scrip
             raise UsageError(f"no script at '{target}'" + (f"; for the module: -m {target}" if is_like_module else ""))
         return Script((target, *arguments))
     return Script(("-m", target, *arguments))
+
+
+def _local(transport: str) -> str:
+    """Everything is on this machine: there is nothing for TLS to protect, and no place here to name its files."""
+    if transport == "tls":
+        raise UsageError("--transport expects auto, shm or tcp, got tls; wl.Cluster(transport='tls', tls=...) has it")
+    return check_transport(transport)

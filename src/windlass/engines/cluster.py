@@ -58,6 +58,8 @@ class Cluster:
                 servers=servers, workers=workers, options=chosen, server_state=state or ServerState
             )
         elif engine == "processes":
+            if transport == "tls" and chosen.tls is None:
+                raise UsageError("transport='tls' expects tls=(certfile, keyfile, cafile)")
             path = f"{state.__module__}:{state.__qualname__}" if state else ""
             self._engine = ProcessEngine(
                 servers=servers,
