@@ -17,8 +17,9 @@ from windlass.errors import UsageError
 from windlass.types import Consistency, Incarnation, Role, Sequential
 from windlass.worker.client import Client
 from windlass.worker.driver import DriverStore
+from windlass.worker.options import StoreOptions
 from windlass.worker.state import WorkerState
-from windlass.worker.store import Store, StoreOptions
+from windlass.worker.store import Store
 
 MANAGER_VARIABLE = "WINDLASS_MANAGER"
 TOKEN_VARIABLE = "WINDLASS_TOKEN"

@@ -17,9 +17,9 @@ from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.server.state import ServerConfig, ServerState
 from windlass.types import MANAGER, Consistency, Incarnation, Role, Sequential
 from windlass.worker.client import Client
+from windlass.worker.options import StoreOptions
 from windlass.worker.state import WorkerState
 from windlass.worker.store import Store as WorkerStore
-from windlass.worker.store import StoreOptions
 
 SERVER, WORKER = Incarnation(1), Incarnation(2)
 

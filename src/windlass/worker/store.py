@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from windlass.store.reduce import Reducer, reducer_rule
 from windlass.store.update import Updater, updater_rule
 from windlass.types import (
     MANAGER,
-    MAX_CHUNK_BYTES,
     Array,
     Consistency,
     Incarnation,
@@ -24,49 +22,20 @@ from windlass.types import (
     KeySpec,
     Role,
     Sequential,
-    check_consistency,
 )
 from windlass.worker import checkpoint
+from windlass.worker.arguments import check_declaration, items_of, numbers_of, outs_of, tasks_of
 from windlass.worker.arrays import is_finite, look, wrap
 from windlass.worker.client import Client
 from windlass.worker.entry import Entry
 from windlass.worker.landing import Landing
 from windlass.worker.ops import KeyInfo, Op
+from windlass.worker.options import StoreOptions
 from windlass.worker.split import Pieces, check_range, split
 from windlass.worker.task import Task
 
 RESERVED = "windlass/"
 BARRIER = f"{RESERVED}barrier"
-MAX_NAME_BYTES = 512
-
-
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
-    """How a store behaves where a call does not say.
-
-    Raise `timeout` if waits end while the others are only slow; `warn_seconds` is when a wait begins to say so. Lower
-    `chunk_bytes` if one big key keeps a single server busy while others idle; it must be the same in every worker.
-    """
-
-    consistency: Consistency = field(default_factory=Sequential)
-    deterministic: bool = False
-    check_finite: bool = False
-    timeout: float = 300.0
-    warn_seconds: float = 10.0
-    chunk_bytes: int = 4 << 20
-
-    def __post_init__(self) -> None:
-        check_consistency(self.consistency)
-        for name in ("timeout", "warn_seconds"):
-            seconds = getattr(self, name)
-            if not isinstance(seconds, int | float) or not seconds >= 0:
-                raise UsageError(f"{name} expects seconds, 0 or more, got {seconds!r}")
-        if self.deterministic and not isinstance(self.consistency, Sequential):
-            raise UsageError(f"deterministic=True expects Sequential(), got {self.consistency}: arrival order varies")
-        chunk = self.chunk_bytes
-        if not isinstance(chunk, int) or not 4096 <= chunk <= MAX_CHUNK_BYTES or chunk % 4096:
-            expected = f"a multiple of 4096 up to {MAX_CHUNK_BYTES}"
-            raise UsageError(f"chunk_bytes expects {expected}, got {self.chunk_bytes!r}")
 
 
 class Store:
@@ -108,7 +77,7 @@ class Store:
     ) -> None:
         like, flat = look(value, f"create('{key}')")
         policy = consistency or self.options.consistency
-        _check_declaration(key, update, policy, self.options.deterministic)
+        check_declaration(key, update, policy, self.options.deterministic)
         spec = KeySpec(
             name=key,
             shape=like.shape,
@@ -234,10 +203,10 @@ class Store:
         """Contribute a value, or many: `push({key: value, ...})`. Returns at once; the task is done when the push is
         applied. `range=(lo, hi)` gives elements lo to hi of the flattened value. `hyper` sets the updater's numbers
         for this round, e.g. {"lr": 0.01}; the members of a round must agree on it."""
-        items = _items(key, value)
+        items = items_of(key, value)
         task = Task(self._client, "push", items)
         ops = [self._push_op(task, self._entry(name), given, range, hyper) for name, given in items.items()]
-        waits = _tasks(after)
+        waits = tasks_of(after)
         for op in ops:
             op.after = waits
         self._client.submit(*ops)
@@ -263,9 +232,9 @@ class Store:
         if not isinstance(key, str | Sequence):
             raise UsageError(f"a key is a string, got {type(key).__name__}")
         names = [key] if isinstance(key, str) else list(key)
-        outs = [out] if isinstance(key, str) else _outs(out, names)
+        outs = [out] if isinstance(key, str) else outs_of(out, names)
         task = Task(self._client, "pull", names)
-        waits = _tasks(after)
+        waits = tasks_of(after)
         landings: list[Landing] = []
         ops: list[Op] = []
         for name, one_out in zip(names, outs, strict=True):
@@ -296,7 +265,7 @@ class Store:
     ) -> Any:
         """Push, and pull the same range, in one round trip. `pushpull({key: value, ...})` gives a dictionary; `out`
         is then one, too."""
-        items = _items(key, value)
+        items = items_of(key, value)
         task = Task(self._client, "pushpull", items)
         landings: dict[str, Landing] = {}
         ops: list[Op] = []
@@ -309,7 +278,7 @@ class Store:
             )
             landing.task = task
             op = self._push_op(task, entry, given, range, hyper, landing, may_borrow=wait)
-            op.after = _tasks(after)
+            op.after = tasks_of(after)
             ops.append(op)
         if is_one:
             task.shape_result(landing.take)
@@ -352,7 +321,7 @@ class Store:
         if landing is not None:
             op.pull, op.deliver, op.abandon = pieces, landing.deliver, landing.abandon
         if hyper:
-            op.hyper = _numbers(hyper)
+            op.hyper = numbers_of(hyper)
         return op
 
     def _checked(self, entry: Entry, value: Any, lo: int, hi: int, *, is_range: bool) -> Array:
@@ -473,52 +442,3 @@ class Store:
         who = "driver" if self.is_driver else f"worker-{state.rank}"
         what = "closed" if self._client.is_closed else f"{len(state.ops)} in flight"
         return f"<Store {who} generation={state.generation} | {what}>"
-
-
-def _items(key: str | Mapping[str, Any], value: Any) -> Mapping[str, Any]:
-    if isinstance(key, str):
-        return {key: value}
-    if not isinstance(key, Mapping):
-        raise UsageError(f"a key is a string, got {type(key).__name__}")
-    if value is not None:
-        raise UsageError("push takes a key and a value, or one mapping of keys to values")
-    return key
-
-
-def _tasks(after: Iterable[Task]) -> tuple[Task, ...]:
-    if not after:
-        return ()
-    tasks = tuple(after)
-    for task in tasks:
-        if not isinstance(task, Task):
-            raise UsageError(f"after expects tasks, got {type(task).__name__}")
-    return tasks
-
-
-def _numbers(hyper: object) -> dict[str, float]:
-    if isinstance(hyper, Mapping):
-        try:
-            return {str(name): float(number) for name, number in hyper.items()}
-        except (TypeError, ValueError):
-            pass
-    raise UsageError(f"hyper expects a mapping of names to numbers, got {hyper!r:.60}")
-
-
-def _outs(out: Any, names: list[str]) -> list[Any]:
-    if out is None:
-        return [None] * len(names)
-    if len(out) != len(names):
-        raise UsageError(f"pull of {len(names)} keys: out expected {len(names)} arrays, got {len(out)}")
-    return list(out)
-
-
-def _check_declaration(key: str, update: object, policy: Consistency, deterministic: bool) -> None:
-    if not isinstance(key, str) or not key or len(key.encode()) > MAX_NAME_BYTES:
-        raise UsageError(f"a key is a string of 1 to {MAX_NAME_BYTES} bytes, got {key!r:.60}")
-    check_consistency(policy)
-    if isinstance(policy, Sequential):
-        return
-    if deterministic:
-        raise UsageError(f"'{key}': deterministic=True expects Sequential(), got {policy}")
-    if update == "assign":
-        raise UsageError(f"'{key}': update='assign' expects Sequential(), got {policy}; use 'merge' or an updater")

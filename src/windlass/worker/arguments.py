@@ -1,0 +1,61 @@
+"""Arguments of the store's calls, looked at before anything is done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from windlass.errors import UsageError
+from windlass.types import Consistency, Sequential, check_consistency
+from windlass.worker.task import Task
+
+MAX_NAME_BYTES = 512
+
+
+def items_of(key: str | Mapping[str, Any], value: Any) -> Mapping[str, Any]:
+    if isinstance(key, str):
+        return {key: value}
+    if not isinstance(key, Mapping):
+        raise UsageError(f"a key is a string, got {type(key).__name__}")
+    if value is not None:
+        raise UsageError("push takes a key and a value, or one mapping of keys to values")
+    return key
+
+
+def tasks_of(after: Iterable[Task]) -> tuple[Task, ...]:
+    if not after:
+        return ()
+    tasks = tuple(after)
+    for task in tasks:
+        if not isinstance(task, Task):
+            raise UsageError(f"after expects tasks, got {type(task).__name__}")
+    return tasks
+
+
+def numbers_of(hyper: object) -> dict[str, float]:
+    if isinstance(hyper, Mapping):
+        try:
+            return {str(name): float(number) for name, number in hyper.items()}
+        except (TypeError, ValueError):
+            pass
+    raise UsageError(f"hyper expects a mapping of names to numbers, got {hyper!r:.60}")
+
+
+def outs_of(out: Any, names: list[str]) -> list[Any]:
+    if out is None:
+        return [None] * len(names)
+    if len(out) != len(names):
+        raise UsageError(f"pull of {len(names)} keys: out expected {len(names)} arrays, got {len(out)}")
+    return list(out)
+
+
+def check_declaration(key: str, update: object, policy: Consistency, deterministic: bool) -> None:
+    if not isinstance(key, str) or not key or len(key.encode()) > MAX_NAME_BYTES:
+        raise UsageError(f"a key is a string of 1 to {MAX_NAME_BYTES} bytes, got {key!r:.60}")
+    check_consistency(policy)
+    if isinstance(policy, Sequential):
+        return
+    if deterministic:
+        raise UsageError(f"'{key}': deterministic=True expects Sequential(), got {policy}")
+    if update == "assign":
+        raise UsageError(f"'{key}': update='assign' expects Sequential(), got {policy}; use 'merge' or an updater")
