@@ -15,6 +15,7 @@ ALLOWED = {
     "errors": set(),
     "types": {"errors"},
     "store": LOW,
+    "collectives": LOW | {"store"},
     "consistency": LOW,
     "_wire": LOW,
     "_transport": LOW | {"_wire"},

@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from windlass.collectives import allreduce, allreduce_many
 from windlass.engines.cluster import Cluster, connect
 from windlass.engines.embedded import Store
 from windlass.errors import ClusterError, LostRange, PeerError, TimeoutError, UsageError, WindlassError
@@ -32,6 +33,8 @@ __all__ = [
     "Updater",
     "UsageError",
     "WindlassError",
+    "allreduce",
+    "allreduce_many",
     "connect",
 ]
 
