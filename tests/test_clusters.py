@@ -330,3 +330,19 @@ def test_a_cluster_over_tls_works_and_needs_its_files(tmp_path):
         assert all(node.address.startswith("tls:127.0.0.1:") for node in cluster.nodes() if node.role == "server")
     with pytest.raises(wl.UsageError, match="transport='tls' expects tls="):
         wl.Cluster(transport="tls")
+
+
+def test_a_link_stays_below_the_rate_that_it_was_given():
+    def work(store):
+        store.create("w", np.zeros(1_000_000, np.float32))
+        grad = np.ones(1_000_000, np.float32)
+        store.pushpull("w", grad)
+        began = time.monotonic()
+        store.pushpull("w", grad)
+        return time.monotonic() - began
+
+    with wl.Cluster(transport="tcp", link_bytes_per_second=20_000_000) as cluster:
+        [seconds] = cluster.run(work)
+    assert 0.3 < seconds < 3  # 4 MB there and 4 MB back
+    with pytest.raises(wl.UsageError, match=r"link_bytes_per_second expects a whole number"):
+        wl.Cluster(link_bytes_per_second=-1)

@@ -121,6 +121,8 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
     update: Rule
     consistency: Consistency
     chunk_bytes: int
+    priority: int = 0
+    """On a busy link a key of higher priority travels first. One per key, so that its messages stay in order."""
 
     def check(self) -> None:
         """Raise UsageError for a declaration that no server should try to hold."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import socket
+import struct
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,6 +18,7 @@ from windlass.errors import UsageError
 
 BACKLOG = 1024
 _UNIX_BUFFER_BYTES = 4 << 20
+_SO_MAX_PACING_RATE = 47  # asm-generic/socket.h; the socket module does not name it
 _NON_BLOCKING = socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
 
 
@@ -93,13 +95,16 @@ def begin_connect(address: Address) -> tuple[socket.socket, bool]:
         raise
 
 
-def tune(sock: socket.socket, scheme: Scheme) -> None:
+def tune(sock: socket.socket, scheme: Scheme, bytes_per_second: int = 0) -> None:
     """Set the options that a link wants. TCP's buffers are left to the kernel, which fits them to the path: fixed ones
-    of 0.5 to 4 MiB were no faster on loopback, and would throttle a long path."""
+    of 0.5 to 4 MiB were no faster on loopback, and would throttle a long path. The kernel also keeps what leaves a
+    socket below `bytes_per_second`, if not 0."""
     if scheme is Scheme.UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
-    else:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if bytes_per_second:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("=Q", bytes_per_second))
 
 
 def advertised(address: Address, host: str) -> Address:

@@ -161,7 +161,7 @@ class Doors:
 
     def _prepare(self, link: Link) -> None:
         assert isinstance(link.sock, socket.socket)
-        tune(link.sock, link.where.scheme)
+        tune(link.sock, link.where.scheme, self._options.link_bytes_per_second)
         if link.where.scheme is Scheme.TLS:
             if self._tls is None:
                 raise OSError("it needs TransportOptions(tls=TlsFiles(...)), got none")

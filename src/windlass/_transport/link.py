@@ -13,7 +13,7 @@ from enum import Enum
 from windlass._transport.address import Address, Scheme
 from windlass._transport.base import HubEvent
 from windlass._transport.inbox import Inbox, Scratch
-from windlass._transport.outbox import Outbox
+from windlass._transport.outbox import Chunk, Outbox
 from windlass._transport.proving import Proving
 from windlass._transport.rivals import Pedigree
 from windlass._transport.segments import MAX_FDS, PeerSegments
@@ -157,20 +157,18 @@ class Link:
             frame = encode_message(send.message, lengths, (), total)
             for block in data:
                 frame.extend(block.array)
-            outbox.add(frame)
+            outbox.post([frame], send.pins, send.priority)
         elif self._arena is not None and self._announce(data):
             references = [(block.segment, block.offset, block.array.nbytes) for block in data]
-            outbox.add(encode_message(send.message, (), references))
-            return  # the peer releases the pins
+            # The peer releases the pins.
+            outbox.post([encode_message(send.message, (), references)], (), send.priority)
         elif total > max_payload_bytes:
             raise UsageError(
                 f"expected at most {max_payload_bytes} bytes of data with one message, got {total} with "
                 f"{type(send.message).__name__}; send less at once, or raise max_payload_bytes on every node"
             )
         else:
-            self._queue_inline(send, lengths, total)
-        if send.pins:
-            outbox.mark(send.pins)
+            outbox.post(_inline(send, lengths, total), send.pins, send.priority)
 
     def retire(self, numbers: list[int]) -> bool:
         """Tell the peer which segments are no more, of those that it was told of; whether there was anything to say."""
@@ -221,16 +219,19 @@ class Link:
             self._announced.update(number for number, _ in batch)
         return True
 
-    def _queue_inline(self, send: Send, lengths: Sequence[int], total: int) -> None:
-        frame = encode_message(send.message, lengths, (), total)
-        outbox = self.outbox
-        for block in send.data:
-            if block.array.nbytes <= MAX_COPIED_BYTES:
-                frame.extend(block.array)
-                continue
-            if frame:
-                outbox.add(frame)
-                frame = bytearray()
-            outbox.add_array(block.array)
+
+def _inline(send: Send, lengths: Sequence[int], total: int) -> list[Chunk]:
+    """The message and its data: small blocks copied into the frame, larger ones as they lie."""
+    frame = encode_message(send.message, lengths, (), total)
+    chunks: list[Chunk] = []
+    for block in send.data:
+        if block.array.nbytes <= MAX_COPIED_BYTES:
+            frame.extend(block.array)
+            continue
         if frame:
-            outbox.add(frame)
+            chunks.append(frame)
+            frame = bytearray()
+        chunks.append(block.array.data)
+    if frame:
+        chunks.append(frame)
+    return chunks

@@ -28,7 +28,8 @@ class TransportOptions:
 
     By symptom: raise `dial_seconds` if links fail with "no answer" on a busy machine; raise `max_unproven` if many
     nodes that start at once join slowly; raise `max_links` if nodes are refused as too many; raise `pool_bytes` if
-    receiving large values over TCP is slow and memory is not short.
+    receiving large values over TCP is slow and memory is not short; set `link_bytes_per_second` if training over TCP
+    leaves others on the network no room: the kernel keeps each link, in each direction, below it.
     """
 
     listen: tuple[str, ...] = ()
@@ -42,3 +43,4 @@ class TransportOptions:
     dial_seconds: float = 5.0
     close_seconds: float = 1.0
     pool_bytes: int = 4 << 30
+    link_bytes_per_second: int = 0

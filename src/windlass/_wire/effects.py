@@ -69,12 +69,14 @@ Event = Received | LinkUp | LinkDown | Sent | Tick | Later
 @dataclass(slots=True)
 class Send:
     """Send a message; dropped without a word when no link to the peer is open (resending is the state machines').
-    The blocks must stay unchanged until `pins` are reported Sent or released by the peer."""
+    The blocks must stay unchanged until `pins` are reported Sent or released by the peer. On a link that has more to
+    send than it can take a higher `priority` goes first; messages of one priority stay in order."""
 
     peer: Incarnation
     message: AnyMessage
     data: tuple[Block, ...] = ()
     pins: tuple[int, ...] = ()
+    priority: int = 0
 
 
 @dataclass(slots=True)

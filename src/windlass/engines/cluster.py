@@ -27,7 +27,7 @@ class Cluster:
     `engine="processes"` (the default) forks real processes on this machine; `"threads"` runs the same nodes as
     threads. `transport` is "shm" (shared memory), "tcp" or "tls" (then with `tls=(certfile, keyfile, cafile)`).
     Other options are those of StoreOptions: consistency, deterministic, check_finite, timeout, warn_seconds,
-    chunk_bytes. Not thread-safe.
+    chunk_bytes; and `link_bytes_per_second`, which no link over TCP exceeds in either direction. Not thread-safe.
     """
 
     def __init__(

@@ -40,8 +40,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     warn_seconds: float = 10.0
     chunk_bytes: int = 4 << 20
     tls: tuple[str, str, str] | None = None
+    link_bytes_per_second: int = 0
 
     def for_store(self) -> StoreOptions:
+        rate = self.link_bytes_per_second
+        if not isinstance(rate, int) or rate < 0:
+            raise UsageError(f"link_bytes_per_second expects a whole number, 0 for no limit, got {rate!r}")
         fields = {name: getattr(self, name) for name in StoreOptions.__dataclass_fields__}
         return StoreOptions(**fields)
 
@@ -67,7 +71,10 @@ def fresh_incarnation() -> Incarnation:
 
 def open_hub(me: Incarnation, config: NodeConfig) -> SocketHub:
     tls = TlsFiles(*config.options.tls) if config.options.tls else None
-    return SocketHub(me, config.token.encode(), options=TransportOptions(listen=config.listen, tls=tls))
+    options = TransportOptions(
+        listen=config.listen, tls=tls, link_bytes_per_second=config.options.link_bytes_per_second
+    )
+    return SocketHub(me, config.token.encode(), options=options)
 
 
 def open_store(config: NodeConfig) -> Store:

@@ -277,7 +277,7 @@ class HeldKey(ABC):
             pieces=((slot.number, lo, hi),),
             pins=pins,
         )
-        return Send(waiting.peer, pulled, (data,), pins)
+        return Send(waiting.peer, pulled, (data,), pins, self.spec.priority)
 
     @abstractmethod
     def slot_version(self, slot: HeldSlot) -> int:

@@ -167,7 +167,8 @@ class WorkerState:
         if op.push is None or server not in op.unacked:
             assert op.pull is not None
             pieces = tuple(piece for piece in op.pull[server] if piece in op.unread[server])
-            return [Send(server, m.Pull(pull=op.number, key=key.id, clock=op.clock, pieces=pieces))]
+            pull = m.Pull(pull=op.number, key=key.id, clock=op.clock, pieces=pieces)
+            return [Send(server, pull, priority=key.spec.priority)]
         parts = op.push[server]
         rides = op.number if server in op.unread else 0
         return [
@@ -184,6 +185,7 @@ class WorkerState:
                     hyper=op.hyper,
                 ),
                 blocks,
+                priority=key.spec.priority,
             )
             for part, (pieces, blocks) in enumerate(parts)
         ]
