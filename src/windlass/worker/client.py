@@ -13,6 +13,7 @@ from windlass._transport.base import Hub
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Log, Recycle, Send, Tick
 from windlass.errors import ClusterError, TimeoutError, UsageError, WindlassError
+from windlass.trace.recorder import Recorder
 from windlass.types import MANAGER, Bytes, Incarnation
 from windlass.worker.ops import KeyInfo, Op, Request
 from windlass.worker.shield import Shield
@@ -40,6 +41,8 @@ class Waitable(Protocol):
 
 class Client:
     """Thread-safe. Calls that wait do their I/O in the caller's own thread."""
+
+    recorder: Recorder | None = None  # of a client that is traced
 
     def __init__(self, hub: Hub, state: WorkerState, *, timeout: float, warn_seconds: float, is_eager: bool) -> None:
         self.state = state

@@ -14,6 +14,7 @@ class StoreOptions:
 
     Raise `timeout` if waits end while the others are only slow; `warn_seconds` is when a wait begins to say so. Lower
     `chunk_bytes` if one big key keeps a single server busy while others idle; it must be the same in every worker.
+    `trace` is where an embedded store, or the cluster of this one, writes a trace at its end; "" for nowhere.
     """
 
     consistency: Consistency = field(default_factory=Sequential)
@@ -22,6 +23,7 @@ class StoreOptions:
     timeout: float = 300.0
     warn_seconds: float = 10.0
     chunk_bytes: int = 4 << 20
+    trace: str = ""
 
     def __post_init__(self) -> None:
         check_consistency(self.consistency)
