@@ -13,6 +13,7 @@ from windlass.engines.processes import ProcessEngine, check_transport
 from windlass.engines.threads import ThreadEngine
 from windlass.errors import UsageError
 from windlass.server.state import ServerState
+from windlass.trace.collector import check_path
 from windlass.types import Consistency, Node, Role, Sequential, check_consistency
 from windlass.worker.driver import DriverStore
 from windlass.worker.store import Store
@@ -133,6 +134,7 @@ def _options(consistency: Consistency | None, options: dict[str, Any]) -> Option
         )
     if consistency is not None:
         check_consistency(consistency)
+    options["trace"] = check_path(options.get("trace"))
     chosen = msgspec.structs.replace(Options(), consistency=consistency or Sequential(), **options)
     chosen.for_store()  # checks them
     return chosen

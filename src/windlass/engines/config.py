@@ -14,17 +14,19 @@ from windlass._transport.hub import SocketHub
 from windlass._transport.options import TlsFiles, TransportOptions
 from windlass._wire.messages import Join
 from windlass.errors import UsageError
+from windlass.trace.recorder import open_recorder
 from windlass.types import Consistency, Incarnation, Role, Sequential
-from windlass.worker.client import Client
 from windlass.worker.driver import DriverStore
 from windlass.worker.options import StoreOptions
 from windlass.worker.state import WorkerState
 from windlass.worker.store import Store
+from windlass.worker.traced import make_client
 
 MANAGER_VARIABLE = "WINDLASS_MANAGER"
 TOKEN_VARIABLE = "WINDLASS_TOKEN"
 RANK_VARIABLE = "WINDLASS_RANK"
 OPTIONS_VARIABLE = "WINDLASS_OPTIONS"
+RECORD_VARIABLE = "WINDLASS_RECORD"
 
 JOIN_SECONDS = 60.0
 BEACON = "windlass-cluster"
@@ -41,6 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: int = 4 << 20
     tls: tuple[str, str, str] | None = None
     link_bytes_per_second: int = 0
+    trace: str = ""  # where the launcher writes it
 
     def for_store(self) -> StoreOptions:
         rate = self.link_bytes_per_second
@@ -61,6 +64,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_servers: int = 1
     num_workers: int = 1
     state: str = ""  # "module:Class" of another state machine for this role; for tests that plant a mistake
+    record: str = ""  # where this node notes down what it does, if it is traced
     options: Options = msgspec.field(default_factory=Options)
 
 
@@ -83,13 +87,8 @@ def open_store(config: NodeConfig) -> Store:
     hub = open_hub(me, config)
     join = Join(role=config.role, pid=os.getpid(), addresses=(), rank=config.rank)
     options = config.options.for_store()
-    client = Client(
-        hub,
-        WorkerState(me, join, config.manager),
-        timeout=options.timeout,
-        warn_seconds=options.warn_seconds,
-        is_eager=False,
-    )
+    recorder = open_recorder(config.record, me)
+    client = make_client(hub, WorkerState(me, join, config.manager), options, is_eager=False, recorder=recorder)
     try:
         client.join(config.manager, JOIN_SECONDS)
     except BaseException:
@@ -105,6 +104,7 @@ def environment(config: NodeConfig) -> dict[str, str]:
         TOKEN_VARIABLE: config.token,
         RANK_VARIABLE: str(config.rank),
         OPTIONS_VARIABLE: msgspec.json.encode(config.options).decode(),
+        RECORD_VARIABLE: config.record,
     }
 
 
@@ -126,6 +126,7 @@ def from_environment(**overrides: Any) -> NodeConfig:
         token=token,
         manager=tuple(manager.split(",")),
         options=options,
+        record=os.environ.get(RECORD_VARIABLE, ""),
     )
 
 

@@ -6,6 +6,7 @@ inside the caller's own call.
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import Any
 
@@ -15,11 +16,14 @@ from windlass._wire.messages import Join
 from windlass.errors import UsageError
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.server.state import ServerConfig, ServerState
+from windlass.server.traced import make_server
+from windlass.trace.collector import Collector
+from windlass.trace.recorder import Recorder, open_recorder
 from windlass.types import MANAGER, Consistency, Incarnation, Role, Sequential
-from windlass.worker.client import Client
 from windlass.worker.options import StoreOptions
 from windlass.worker.state import WorkerState
 from windlass.worker.store import Store as WorkerStore
+from windlass.worker.traced import make_client
 
 SERVER, WORKER = Incarnation(1), Incarnation(2)
 
@@ -33,6 +37,9 @@ class Store(WorkerStore):
             known = ", ".join(StoreOptions.__dataclass_fields__)
             raise UsageError(f"Store() got unknown options {', '.join(unknown)}; known: {known}")
         chosen = StoreOptions(consistency=Sequential() if consistency is None else consistency, **options)
+        self._collector = Collector(chosen.trace) if chosen.trace else None
+        records = [self._record(name, who) for name, who in (("server-0", SERVER), ("worker-0", WORKER))]
+        self._server_recorder = records[0]
         network = Network()
         local: dict[str, object] = {}
         manager_hub, server_hub = network.hub(MANAGER), network.hub(SERVER)
@@ -43,7 +50,7 @@ class Store(WorkerStore):
         )
         loops = [
             Loop(ManagerState(ManagerConfig(num_servers=1, num_workers=1, pid=os.getpid())), manager_hub, "manager"),
-            Loop(ServerState(SERVER, server_hub.memory, server), server_hub, "server-0"),
+            Loop(make_server(ServerState, SERVER, server_hub.memory, server, records[0]), server_hub, "server-0"),
         ]
         server_hub.dial(MANAGER, manager_hub.addresses)
 
@@ -53,6 +60,19 @@ class Store(WorkerStore):
         hub = network.hub(WORKER, others_work)
         join = Join(role=Role.WORKER, pid=os.getpid(), addresses=())
         state = WorkerState(WORKER, join, manager_hub.addresses)
-        client = Client(hub, state, timeout=chosen.timeout, warn_seconds=chosen.warn_seconds, is_eager=True)
+        client = make_client(hub, state, chosen, is_eager=True, recorder=records[1])
         client.join(manager_hub.addresses, timeout=5.0)
         super().__init__(client, chosen, local)
+        if self._collector is not None:
+            atexit.register(self.close)  # a script that just ends has its trace, too
+
+    def _record(self, name: str, who: Incarnation) -> Recorder | None:
+        return open_recorder(self._collector.record(name), who) if self._collector is not None else None
+
+    def close(self) -> None:
+        super().close()
+        if self._server_recorder is not None:
+            self._server_recorder.close()
+        if self._collector is not None:
+            self._collector.write()
+            atexit.unregister(self.close)

@@ -19,9 +19,11 @@ from windlass.engines._channel import Channel, ChannelClosed
 from windlass.engines.config import NodeConfig, fresh_incarnation, open_hub, open_store
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.server.state import ServerConfig, ServerState
+from windlass.server.traced import make_server
 from windlass.store.dense import warm as warm_kernels
 from windlass.store.reduce import reducer_rule, resolve_reducer
 from windlass.store.update import SGD, resolve_updater, updater_rule
+from windlass.trace.recorder import open_recorder
 from windlass.types import MANAGER
 
 
@@ -52,9 +54,14 @@ def run_server(channel: Channel, config: bytes) -> None:
     with open_hub(me, node) as hub:
         join = Join(role=node.role, pid=os.getpid(), addresses=hub.addresses, rank=node.rank)
         kind: type[ServerState] = _load(node.state) if node.state else ServerState
-        state = kind(me, hub.memory, ServerConfig(join=join, manager=node.manager))
+        recorder = open_recorder(node.record, me)
+        state = make_server(kind, me, hub.memory, ServerConfig(join=join, manager=node.manager), recorder)
         hub.dial(MANAGER, node.manager)
-        _run(Loop(state, hub, f"server-{node.rank}"), channel)
+        try:
+            _run(Loop(state, hub, f"server-{node.rank}"), channel)
+        finally:
+            if recorder is not None:
+                recorder.close()
 
 
 def _run(loop: Loop, channel: Channel) -> None:

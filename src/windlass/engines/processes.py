@@ -18,6 +18,7 @@ from windlass._wire.messages import Abort
 from windlass.engines._children import ChannelClosed, Child, ForkServer
 from windlass.engines.config import NodeConfig, Options, announce, open_store
 from windlass.errors import ClusterError, UsageError
+from windlass.trace.collector import Collector
 from windlass.types import MANAGER, Role
 from windlass.worker.driver import DriverStore
 
@@ -43,6 +44,7 @@ class ProcessEngine:
         self.manager: tuple[str, ...] = ()
         self.children: dict[str, Child] = {}
         self._beacon: int | None = None
+        self.collector = Collector(options.trace) if options.trace else None
         self.forks = ForkServer(
             preload=(*PRELOAD, *(("torch",) if "torch" in sys.modules else ())), warm="windlass.engines.nodes:warm"
         )
@@ -82,6 +84,7 @@ class ProcessEngine:
     def config(self, role: Role, rank: int) -> NodeConfig:
         forms = {"shm": ("unix",), "tcp": ("tcp:127.0.0.1:0",), "tls": ("tls:127.0.0.1:0",)}
         listen = forms[self._transport] if role in (Role.MANAGER, Role.SERVER) else ()
+        is_traced = role in (Role.SERVER, Role.WORKER)
         return NodeConfig(
             role=role,
             rank=rank,
@@ -92,6 +95,7 @@ class ProcessEngine:
             num_workers=self._counts[1],
             state=self._server_state if role is Role.SERVER else "",
             options=self._options,
+            record=self.collector.record(f"{role}-{rank}") if self.collector is not None and is_traced else "",
         )
 
     def _await_ready(self, names: Sequence[str]) -> None:
@@ -187,7 +191,7 @@ class ProcessEngine:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End every process. Safe to repeat."""
+        """End every process, then write the trace if there is one. Safe to repeat."""
         try:
             if self._driver is not None:
                 self._driver.close()
@@ -195,7 +199,11 @@ class ProcessEngine:
             if self._beacon is not None:
                 os.close(self._beacon)
                 self._beacon = None
-            self.forks.close(grace_seconds=0.5)
+            try:
+                self.forks.close(grace_seconds=0.5)
+            finally:
+                if self.collector is not None:
+                    self.collector.write()
 
 
 def _died(child: Child) -> str:

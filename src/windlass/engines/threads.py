@@ -17,11 +17,14 @@ from windlass.engines.nodes import Outcome, call
 from windlass.errors import ClusterError
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.server.state import ServerConfig, ServerState
-from windlass.types import MANAGER, Role
-from windlass.worker.client import Client
+from windlass.server.traced import make_server
+from windlass.trace.collector import Collector
+from windlass.trace.recorder import Recorder, open_recorder
+from windlass.types import MANAGER, Incarnation, Role
 from windlass.worker.driver import DriverStore
 from windlass.worker.state import WorkerState
 from windlass.worker.store import Store
+from windlass.worker.traced import make_client
 
 
 class ThreadEngine:
@@ -38,6 +41,8 @@ class ThreadEngine:
         self._runs = 0
         self._is_broken = False
         self._threads: list[threading.Thread] = []
+        self._collector = Collector(options.trace) if options.trace else None
+        self._recorders: list[Recorder] = []  # of the servers; a worker's store closes its own
 
     def open(self) -> None:
         try:
@@ -56,7 +61,11 @@ class ThreadEngine:
             me = fresh_incarnation()
             hub = self._network.hub(me)
             join = Join(role=Role.SERVER, pid=os.getpid(), addresses=hub.addresses, rank=rank)
-            state = self._server_state(me, hub.memory, ServerConfig(join=join, manager=self.manager, local=self._local))
+            server = ServerConfig(join=join, manager=self.manager, local=self._local)
+            recorder = self._recorder(f"server-{rank}", me)
+            if recorder is not None:
+                self._recorders.append(recorder)
+            state = make_server(self._server_state, me, hub.memory, server, recorder)
             hub.dial(MANAGER, self.manager)
             self._serve(Loop(state, hub, f"server-{rank}"))
         self._join_workers()
@@ -91,10 +100,14 @@ class ThreadEngine:
         hub = self._network.hub(me)
         options = self._options.for_store()
         state = WorkerState(me, Join(role=role, pid=os.getpid(), addresses=(), rank=rank), self.manager)
-        client = Client(hub, state, timeout=options.timeout, warn_seconds=options.warn_seconds, is_eager=False)
+        recorder = self._recorder(f"worker-{rank}", me) if role is Role.WORKER else None
+        client = make_client(hub, state, options, is_eager=False, recorder=recorder)
         client.join(self.manager, 10.0)
         kind = DriverStore if role is Role.DRIVER else Store
         return kind(client, options, self._local)
+
+    def _recorder(self, name: str, me: Incarnation) -> Recorder | None:
+        return open_recorder(self._collector.record(name), me) if self._collector is not None else None
 
     def driver(self) -> DriverStore:
         if self._driver is None:
@@ -147,3 +160,7 @@ class ThreadEngine:
             thread.join(2.0)
         for loop in self._loops:
             loop.hub.close()
+        for recorder in self._recorders:
+            recorder.close()
+        if self._collector is not None:
+            self._collector.write()

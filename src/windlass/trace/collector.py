@@ -40,6 +40,7 @@ class Collector:
     def __init__(self, path: str) -> None:
         self.path = check_path(path)
         self.written: Written | None = None
+        self._is_done = False
         self._pid = os.getpid()
         self._files: list[tuple[str, IO[bytes]]] = []
 
@@ -52,8 +53,9 @@ class Collector:
     def write(self) -> None:
         """Make one file of the records; every node has ended. Safe to repeat. Raises ClusterError when the file cannot
         be written. In a forked copy of the launcher it does nothing."""
-        if self.written is not None or os.getpid() != self._pid:
+        if self._is_done or os.getpid() != self._pid:
             return
+        self._is_done = True
         half = f"{self.path}.half"  # whoever finds the file under its name finds all of it
         try:
             opener: Any = gzip.open if self.path.endswith(".gz") else open

@@ -39,9 +39,12 @@ class Recorder:
         clock: Callable[[], int] = time.monotonic_ns,
         max_spans: int = MAX_SPANS,
     ) -> None:
-        """Raises OSError when the file cannot be opened."""
+        """Raises OSError when the file cannot be opened, or is another's record already."""
         self.now = clock
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        if os.fstat(self._file).st_size:
+            os.close(self._file)
+            raise FileExistsError(f"another store of this process, or of its parent, writes to {path}")
         self._pid = os.getpid()
         self._encode = msgspec.msgpack.Encoder().encode
         self._lock = threading.Lock()
@@ -171,5 +174,5 @@ def open_recorder(path: str, incarnation: int) -> Recorder | None:
     try:
         return Recorder(path, incarnation)
     except OSError as error:
-        log.warning("this node is not traced: its record cannot be opened (is it another machine's?): %s", error)
+        log.warning("this store or server is not traced: its record cannot be opened: %s", error)
         return None

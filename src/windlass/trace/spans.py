@@ -1,4 +1,4 @@
-"""What a node notes down while it is traced: spans, each with a beginning and an end, and how nodes' spans are linked."""
+"""What a node notes down while it is traced: spans, each with a beginning and an end, and what links them."""
 
 from __future__ import annotations
 
