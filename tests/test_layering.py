@@ -20,9 +20,10 @@ ALLOWED = {
     "_wire": LOW,
     "_transport": LOW | {"_wire"},
     "manager": LOW | {"_wire"},
-    "server": LOW | {"_wire", "store", "consistency"},
-    "worker": LOW | {"_wire", "_transport", "store"},
-    "engines": LOW | {"_wire", "_transport", "store", "manager", "server", "worker"},
+    "trace": LOW,
+    "server": LOW | {"_wire", "store", "consistency", "trace"},
+    "worker": LOW | {"_wire", "_transport", "store", "trace"},
+    "engines": LOW | {"_wire", "_transport", "store", "manager", "server", "worker", "trace"},
     "torch": LOW | {"store"},
 }
 
