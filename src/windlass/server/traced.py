@@ -72,7 +72,9 @@ class Watch:
         link = (event.peer, push.key, push.clock, push.part)
         self._add(Category.STAGE, f"stage {key} of {worker}", began, self.began_ns or ended, args, link)
 
-    def answered(self, key: str, workers: list[str], answers: list[tuple[int, int, int]], began: int, ended: int) -> None:
+    def answered(
+        self, key: str, workers: list[str], answers: list[tuple[int, int, int]], began: int, ended: int
+    ) -> None:
         args = {"key": key, "to": ", ".join(workers)}
         link = tuple(number for answer in answers for number in answer)
         self._add(Category.ANSWER, f"answer {key}", self.ended_ns or began, ended, args, link)
