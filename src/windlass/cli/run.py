@@ -65,6 +65,8 @@ def _run(job: Job, output: Output) -> int:
     finally:
         _ignore()
         engine.close()
+        if engine.collector is not None and engine.collector.written is not None:
+            output.say(engine.collector.written.text)
 
 
 @contextmanager

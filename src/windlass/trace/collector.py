@@ -33,6 +33,12 @@ class Written:
     dropped: dict[str, int]
     missing: tuple[str, ...]
 
+    @property
+    def text(self) -> str:
+        """One sentence for the user."""
+        lacks = f"; {', '.join(self.missing)} left nothing" if self.missing else ""
+        return f"{self.num_spans} spans are in {self.path}, for https://ui.perfetto.dev{lacks}"
+
 
 class Collector:
     """The records of one cluster. One thread."""
