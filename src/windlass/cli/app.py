@@ -83,6 +83,9 @@ def run(
         ),
     ] = "sequential",
     timeout: Annotated[float, typer.Option(help="How long a wait may take before it raises.", metavar="SECONDS")] = 300,
+    trace: Annotated[
+        str, typer.Option(help="Write there, at the end, what every node did and when; for Perfetto.", metavar="FILE")
+    ] = "",
     is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as in `python -m`.")] = False,
 ) -> None:
     """Run N copies of a script as the workers of a new cluster.
@@ -94,13 +97,14 @@ def run(
     from windlass.cli.run import Job, check_script, parse_consistency
     from windlass.cli.run import run as run_job
     from windlass.engines.config import Options
+    from windlass.trace.collector import check_path
 
     with _reported(context):
         job = Job(
             servers=servers,
             workers=workers,
             transport=transport,
-            options=Options(consistency=parse_consistency(consistency), timeout=timeout),
+            options=Options(consistency=parse_consistency(consistency), timeout=timeout, trace=check_path(trace)),
             script=check_script(script, arguments or [], is_module=is_module),
         )
         status = run_job(job)
