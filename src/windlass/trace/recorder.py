@@ -66,6 +66,12 @@ class Recorder:
             if len(self._spans) >= BATCH_SPANS or span.ended_ns - self._written_ns > BATCH_NS:
                 self._flush()
 
+    def note(
+        self, category: Category, name: str, began_ns: int, args: dict[str, Any], link: tuple[int, ...] = ()
+    ) -> None:
+        """Note what this thread has done since `began_ns`."""
+        self.add(Span(category, name, threading.get_ident(), began_ns, self.now(), args, link))
+
     def trace(self, name: str, category: str, args: dict[str, Any]) -> Tracing:
         return _Open(self, name, category, args)
 

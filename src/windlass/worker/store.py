@@ -14,6 +14,7 @@ from windlass.errors import UsageError, WindlassError
 from windlass.store.reduce import Reducer, reducer_rule
 from windlass.store.update import Updater, updater_rule
 from windlass.trace.recorder import NOTHING, Tracing, check_category
+from windlass.trace.spans import Category
 from windlass.types import (
     MANAGER,
     Array,
@@ -316,7 +317,11 @@ class Store:
         lo, hi = check_range(entry.key, range)
         flat = self._checked(entry, value, lo, hi, is_range=range is not None)
         pieces = split(entry.key, lo, hi)
+        recorder = self._client.recorder
+        began = recorder.now() if recorder is not None else 0
         parts, owned = entry.parts(flat, lo, pieces, may_borrow=may_borrow)
+        if recorder is not None and owned:
+            recorder.note(Category.COPY, f"copy {entry.key.spec.name}", began, {"bytes": flat.nbytes})
         done = task.finish if landing is None else landing.finish
 
         def free_and_finish(error: WindlassError | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from windlass._transport.base import Hub
@@ -78,8 +77,7 @@ class TracedClient(Client):
         if peer is not None:  # the answer to a request: known without asking anybody
             args["on"] = self.state.name(peer)
             name = f"wait on {args['on']}"
-        ended = self._recorder.now()
-        self._recorder.add(Span(Category.WAIT, name, threading.get_ident(), began, ended, args, (id(task),)))
+        self._recorder.note(Category.WAIT, name, began, args, (id(task),))
 
 
 def _verb(op: Op) -> tuple[Category, str]:
