@@ -1,0 +1,1 @@
+"""Whole programs on top of Windlass: what the demo and the examples train."""
