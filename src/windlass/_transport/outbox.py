@@ -14,7 +14,6 @@ from collections import deque
 from windlass._transport.base import HubEvent
 from windlass._transport.tls import TlsSocket
 from windlass._wire.effects import Sent
-from windlass.types import Bytes
 
 MAX_CHUNKS = 1024
 """IOV_MAX on Linux: the most chunks that one sendmsg takes."""

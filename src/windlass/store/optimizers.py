@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from windlass.errors import UsageError
@@ -71,6 +71,12 @@ class Adam(Fused):
         is_pair = len(betas) == 2 and all(is_number(beta) and 0 <= beta < 1 for beta in betas)
         require(is_pair, self, "betas", "two numbers, each at least 0 and below 1")
         object.__setattr__(self, "betas", betas)  # a list off the wire and a tuple make equal updaters
+
+    def with_hyper(self, hyper: Mapping[str, float]) -> Self:
+        """The two of `betas` travel as beta1 and beta2."""
+        given = dict(hyper)
+        betas = given.pop("beta1", self.betas[0]), given.pop("beta2", self.betas[1])
+        return replace(super().with_hyper(given), betas=betas)
 
     def coefficients(self, step: int) -> tuple[float, ...]:
         return self._coefficients(step, self.weight_decay, 1.0)

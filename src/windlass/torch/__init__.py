@@ -1,5 +1,19 @@
 """For PyTorch. Needs the extra `windlass[torch]`."""
 
+from windlass.torch.data_parallel import DataParallel
+from windlass.torch.functions import evaluate, get_params, split_batch, train_batch
 from windlass.torch.optim import Optim
+from windlass.torch.optimizer import Optimizer
+from windlass.torch.scaling import ScaledLR, scale_lr
 
-__all__ = ["Optim"]
+__all__ = [
+    "DataParallel",
+    "Optim",
+    "Optimizer",
+    "ScaledLR",
+    "evaluate",
+    "get_params",
+    "scale_lr",
+    "split_batch",
+    "train_batch",
+]

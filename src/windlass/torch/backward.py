@@ -1,0 +1,70 @@
+"""When gradients are ready: for each parameter during backward, and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class Backward:
+    """Calls `on_gradient(number)` as soon as a parameter's gradient is accumulated, and `on_end()` when backward is
+    over, before its caller goes on; what these raise, `backward()` raises.
+
+    `passes[number]` counts the gradients accumulated since `reset`. Inside `quiet()` they are only counted, and
+    `has_unsent` says so until the next end.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        on_gradient: Callable[[int], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.passes = [0] * len(tensors)
+        self.is_quiet = False
+        self.has_unsent = False
+        self._on_gradient, self._on_end = on_gradient, on_end
+        self._graph = -1  # the backward for which the end is already asked for
+        self._hooks = [
+            tensor.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
+            for number, tensor in enumerate(tensors)
+        ]
+
+    def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        def accumulated(_tensor: torch.Tensor) -> None:
+            self.passes[number] += 1
+            if self.is_quiet:
+                self.has_unsent = True
+                return
+            graph = torch._C._current_graph_task_id()
+            if graph != self._graph:
+                self._graph = graph
+                engine: Any = torch.autograd.Variable._execution_engine
+                engine.queue_callback(self._end)
+            self._on_gradient(number)
+
+        return accumulated
+
+    def _end(self) -> None:
+        self.has_unsent = False
+        self._on_end()
+
+    @contextmanager
+    def quiet(self) -> Any:
+        """Gradients accumulate in the parameters and nothing leaves."""
+        before, self.is_quiet = self.is_quiet, True
+        try:
+            yield
+        finally:
+            self.is_quiet = before
+
+    def reset(self) -> None:
+        self.passes = [0] * len(self.passes)
+        self.has_unsent = False
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()

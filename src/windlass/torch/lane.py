@@ -1,0 +1,140 @@
+"""One bucket between the model and the store: gradients go in, a value comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from windlass.errors import UsageError
+from windlass.store.reduce import Reducer
+from windlass.store.updater import Updater
+from windlass.torch.buckets import Bucket, Parameter
+from windlass.types import Consistency
+from windlass.worker.entry import PAST_CACHE_BYTES, copier
+from windlass.worker.store import Store
+from windlass.worker.task import Task
+
+
+class Lane:
+    """A bucket's key and the shared buffer that its gradients are copied into, once, as they are produced.
+
+    `stage` takes a gradient; when it says that the bucket is full, `send` starts it on its way and `take` waits for
+    what the store makes of it. Not thread-safe.
+    """
+
+    def __init__(self, store: Store, key: str, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
+        self.key, self.bucket = key, bucket
+        self.tensors = {number: tensors[number] for number in bucket.members}
+        self.task: Task | None = None
+        self.hyper: dict[str, float] | None = None  # what it was sent with
+        self._store = store
+        self._staged: dict[int, tuple[torch.Tensor, int]] = {}  # the gradient, and its version when it was staged
+        self._buffer: torch.Tensor | None = None
+        self._views: dict[int, torch.Tensor] = {}
+
+    def declare(
+        self,
+        *,
+        reduce: str | Reducer = "mean",
+        update: str | Updater = "assign",
+        consistency: Consistency | None = None,
+    ) -> None:
+        """Make the key; its first value is what the parameters are now. Every worker calls it; blocks."""
+        value = torch.cat([self.tensors[number].detach().reshape(-1).cpu() for number in self.bucket.members])
+        self._store.create(
+            self.key, value, reduce=reduce, update=update, consistency=consistency, priority=self.bucket.priority
+        )
+        self._buffer = self._store.buffer(self.key)
+        for number, flat in self._cut(self._buffer):
+            self._views[number] = flat
+
+    def _cut(self, flat: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
+        """The parameters' parts of a flat bucket, in their shapes."""
+        parts = []
+        for number, offset in zip(self.bucket.members, self.bucket.offsets, strict=True):
+            tensor = self.tensors[number]
+            parts.append((number, flat[offset : offset + tensor.numel()].view(tensor.shape)))
+        return parts
+
+    @property
+    def missing(self) -> list[int]:
+        return [number for number in self.bucket.members if number not in self._staged]
+
+    def is_staged(self, number: int) -> bool:
+        return number in self._staged
+
+    def stage(self, number: int) -> bool:
+        """Copy a parameter's gradient into the buffer; whether the bucket is full now."""
+        grad = self.tensors[number].grad
+        assert grad is not None
+        copy_gradient(self._views[number], grad)
+        self._staged[number] = (grad, grad._version)
+        return len(self._staged) == len(self.bucket.members)
+
+    def stage_zeros(self) -> None:
+        """Nobody here used these parameters: the mean counts them as 0."""
+        for number in self.missing:
+            self._views[number].zero_()
+            self._staged[number] = (self._views[number], self._views[number]._version)
+
+    def touched(self) -> int | None:
+        """A parameter whose gradient is not what was staged any more, or None."""
+        for number, (grad, version) in self._staged.items():
+            if self.tensors[number].grad is not grad or grad._version != version:
+                return number
+        return None
+
+    def send(self, hyper: dict[str, float] | None = None) -> None:
+        """Push what is staged, all or nothing of it, and ask for the value."""
+        self.hyper = hyper
+        if self._staged:
+            self.task = self._store.pushpull(self.key, self._buffer, hyper=hyper, wait=False)
+        else:  # nothing to contribute; the round still needs a word from every member
+            assert self._buffer is not None
+            self._store.push(self.key, self._buffer[:0], range=(0, 0), hyper=hyper)
+            self.task = self._store.pull(self.key, wait=False)
+
+    def send_share(self, span: tuple[int, int], hyper: dict[str, float] | None) -> None:
+        """Push elements lo to hi of what is staged, and ask for the whole value."""
+        assert self._buffer is not None
+        self.hyper = hyper
+        self._store.push(self.key, self._buffer[slice(*span)], range=span, hyper=hyper)
+        self.task = self._store.pull(self.key, wait=False)
+
+    def take(self) -> list[tuple[int, torch.Tensor]]:
+        """Wait for the value; each parameter's part of it. The next gradients may then be staged."""
+        assert self.task is not None
+        flat = self.task.wait()
+        self.task = None
+        self._staged.clear()
+        return self._cut(flat)
+
+    def drop(self) -> None:
+        """Forget what was staged and not sent."""
+        self._staged.clear()
+
+
+def copy_gradient(into: torch.Tensor, grad: torch.Tensor) -> None:
+    if grad.nbytes >= PAST_CACHE_BYTES and grad.device.type == "cpu" and grad.is_contiguous():
+        copier(grad.nbytes)(_bytes(into), _bytes(grad))
+    else:
+        into.copy_(grad)
+
+
+def _bytes(tensor: torch.Tensor) -> Any:
+    return tensor.detach().view(-1).view(torch.uint8).numpy()
+
+
+def check_gradient(store: Store, parameter: Parameter, grad: torch.Tensor) -> None:
+    """UsageError for a gradient that cannot go into a bucket."""
+    if grad.layout is not torch.strided:
+        raise UsageError(
+            f"worker-{store.rank}: the gradient of '{parameter.name}' is sparse ({grad.layout}); "
+            "make the layer that uses it with sparse=False"
+        )
+    if str(grad.dtype) != parameter.dtype:
+        raise UsageError(
+            f"worker-{store.rank}: the gradient of '{parameter.name}' is {grad.dtype}, expected {parameter.dtype}"
+        )

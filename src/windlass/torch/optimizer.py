@@ -1,0 +1,157 @@
+"""`wl.torch.Optimizer`: a torch optimizer whose step is a push and a pull."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from windlass.errors import UsageError
+from windlass.torch.averaging import Averaging
+from windlass.torch.backward import Backward
+from windlass.torch.buckets import BUCKET_BYTES
+from windlass.torch.serving import Serving
+from windlass.torch.shared_model import SharedModel, TrainingOptions
+from windlass.types import Sequential
+from windlass.worker.store import Store
+
+MODES = ("store", "allreduce")
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Data-parallel training in one line: `optimizer = wl.torch.Optimizer(optimizer, store)`.
+
+    Every worker makes one, over the same parameters, which then have rank 0's values. `step()` applies the mean of
+    all workers' gradients: with `mode="store"` the servers run the optimizer and the new parameters come back; with
+    `mode="allreduce"` the mean gradients come back and every worker runs its own, as under DistributedDataParallel.
+    Gradients leave during backward. Learning-rate schedulers, parameter groups, GradScaler, clipping and accumulation
+    work as with the optimizer inside.
+
+    `named_parameters` (`model.named_parameters()`) gives errors and keys their names. `name` begins the names of the
+    keys: with several optimizers on one store, give each its own. `overlap=False` lets nothing leave before step().
+    `find_unused_parameters=True` is for forwards that leave parameters out; each parameter is then its own key.
+    Raises UsageError, naming worker and parameter, where the workers differ. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        store: Store,
+        *,
+        mode: str = "store",
+        named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+        name: str = "optimizer",
+        bucket_bytes: int = BUCKET_BYTES,
+        overlap: bool = True,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        _check(optimizer, store, mode)
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.param_groups, self.state = optimizer.param_groups, optimizer.state
+        self.mode = mode
+        self._inner = optimizer
+        options = TrainingOptions(name, bucket_bytes, overlap, find_unused_parameters)
+        self._model = SharedModel(
+            store, _named(optimizer, named_parameters), options, mode=mode, optimizer=type(optimizer).__name__
+        )
+        self._serving: Serving | None = None
+        self._averaging: Averaging | None = None
+        if mode == "store":
+            self._serving = Serving(self._model, optimizer)
+            self._backward = self._serving.backward
+        else:
+            self._averaging = Averaging(self._model)
+            self._backward = Backward(self._model.tensors, self._averaging.on_gradient, self._averaging.finish)
+
+    @property
+    def store(self) -> Store:
+        return self._model.store
+
+    def no_sync(self) -> Any:
+        """Inside it, backward only accumulates gradients; nothing leaves. The next backward outside sends their sum."""
+        return self._backward.quiet()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Apply the mean of all workers' gradients; every parameter is new when it returns. Blocks."""
+        if self._serving is not None:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self._check_registered()
+            with torch.no_grad():
+                self._serving.step()
+            return loss
+        assert self._averaging is not None
+        if closure is None:
+            self._check_registered()
+            if self._backward.has_unsent or not self._averaging.has_given:
+                self._averaging.finish()
+            self._averaging.reset()
+            self._backward.reset()
+        return self._inner.step(closure)
+
+    def _check_registered(self) -> None:
+        """A parameter that was frozen when this was made, or was added since, must not go by unnoticed."""
+        known = {id(tensor) for tensor in self._model.tensors}
+        for index, group in enumerate(self.param_groups):
+            for position, tensor in enumerate(group["params"]):
+                if tensor.grad is not None and id(tensor) not in known:
+                    raise UsageError(
+                        f"{self._model.who}: parameter {position} of group {index}, of shape {tuple(tensor.shape)}, "
+                        "has a gradient, but took none when wl.torch.Optimizer was made: make it anew after unfreezing"
+                    )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if hasattr(self, "_model"):
+            raise UsageError("add parameter groups to the torch optimizer before wl.torch.Optimizer is made of it")
+        super().add_param_group(param_group)
+
+    def close(self) -> None:
+        """Take the hooks off the parameters. Safe to repeat; the keys stay."""
+        self._backward.close()
+
+    def __repr__(self) -> str:
+        how = f"plan={self._serving.plan.value!r}" if self._serving is not None else ""
+        model = self._model
+        return (
+            f"<Optimizer {type(self._inner).__name__} mode={self.mode!r} {how} of {model.who} | "
+            f"{len(model.tensors)} parameters>"
+        )
+
+
+def _check(optimizer: torch.optim.Optimizer, store: Store, mode: str) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"wl.torch.Optimizer expects a torch optimizer, got {type(optimizer).__name__}")
+    if isinstance(optimizer, Optimizer):
+        raise UsageError("this is a wl.torch.Optimizer already: give the torch optimizer itself")
+    if not isinstance(store, Store):
+        raise UsageError(f"wl.torch.Optimizer expects a store, got {type(store).__name__}")
+    if mode not in MODES:
+        raise UsageError(f"mode expects 'store' or 'allreduce', got {mode!r}")
+    if mode == "allreduce" and not isinstance(store.options.consistency, Sequential):
+        raise UsageError(
+            f"mode='allreduce' expects Sequential(), got {store.options.consistency}: every worker takes the same step"
+        )
+
+
+def _named(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> list[tuple[str, torch.Tensor, int]]:
+    """The optimizer's parameters that take gradients: name, tensor, group; in the model's order where it is known."""
+    names = {id(tensor): (order, name) for order, (name, tensor) in enumerate(named_parameters or ())}
+    found: list[tuple[int, str, torch.Tensor, int]] = []
+    for group, entries in enumerate(optimizer.param_groups):
+        given = entries.get("param_names")
+        for position, tensor in enumerate(entries["params"]):
+            order, name = names.get(id(tensor), (len(names) + len(found), f"{group}.{position}"))
+            if given is not None and id(tensor) not in names:
+                name = given[position]
+            if names and id(tensor) not in names:
+                raise UsageError(f"named_parameters has no parameter {position} of group {group}: pass all of them")
+            if tensor.requires_grad:
+                found.append((order, name, tensor, group))
+    if not found:
+        raise UsageError("the optimizer has no parameter that takes gradients")
+    return [(name, tensor, group) for _, name, tensor, group in sorted(found, key=lambda one: one[0])]

@@ -1,0 +1,187 @@
+"""The optimizer on the servers: gradients are pushed, parameters come back.
+
+*Plans*, of which the first step chooses one. In that step gradients are averaged by the end of backward, as DDP does,
+so that whatever a script does between backward and step is done to the mean. If it did nothing there, its gradients
+leave *early* from then on: pushed during backward, reduced and applied by the servers in one pass. If it clipped or
+unscaled them, they go on being *averaged* first, and each worker then pushes its share of them for the servers to
+apply. Under bounded delay and eventual consistency there is no mean to wait for: touched gradients leave *at step*.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+from torch.autograd.graph import increment_version
+
+from windlass.errors import UsageError
+from windlass.torch.averaging import Averaging
+from windlass.torch.backward import Backward
+from windlass.torch.lane import Lane
+from windlass.torch.meeting import gather
+from windlass.torch.rules import rule_of
+from windlass.torch.shared_model import Lanes, SharedModel
+from windlass.types import Sequential
+
+
+class Plan(Enum):
+    FIRST = "first"
+    EARLY = "early"
+    AVERAGED = "averaged"
+    AT_STEP = "at step"
+
+
+class Serving:
+    """One optimizer's parameters, updated by the servers."""
+
+    def __init__(self, model: SharedModel, optimizer: torch.optim.Optimizer) -> None:
+        self.plan = Plan.FIRST
+        self.lanes: Lanes | None = None
+        self.backward = Backward(model.tensors, self._on_gradient, self._on_end)
+        self._model, self._optimizer = model, optimizer
+        self._is_sequential = isinstance(model.store.options.consistency, Sequential)
+        self._averaging = Averaging(model) if self._is_sequential else None
+        self._rules = [rule_of(optimizer, group) for group in optimizer.param_groups]
+        self._passes = [0] * len(model.tensors)  # how often each gradient is accumulated before it leaves
+        self._hypers: list[dict[str, float] | None] = []  # as they were at the end of backward
+
+    # --- during backward --------------------------------------------------------------------------------------------
+
+    def _on_gradient(self, number: int) -> None:
+        if self.plan is Plan.EARLY:
+            self._send_early(number)
+        elif self.plan is Plan.AVERAGED:
+            assert self._averaging is not None
+            self._averaging.on_gradient(number)
+
+    def _send_early(self, number: int) -> None:
+        assert self.lanes is not None
+        model = self._model
+        if self.lanes.has_left(number):
+            raise UsageError(
+                f"{model.who}: another gradient of '{model.names[number]}' came after it had left with "
+                f"{self._passes[number]} accumulated, as in the first step; run backward for those that are only "
+                "accumulated inside `with optimizer.no_sync():`, or pass overlap=False"
+            )
+        if self.backward.passes[number] >= self._passes[number]:
+            full = self.lanes.stage(number)
+            if full is not None:
+                full.send(self._hyper(full.bucket.group))
+
+    def _on_end(self) -> None:
+        if self._averaging is not None and self.plan in (Plan.FIRST, Plan.AVERAGED):
+            self._averaging.finish()
+        if self.plan is Plan.FIRST:
+            self._hypers = self._all_hypers()
+
+    def _hyper(self, group: int) -> dict[str, float] | None:
+        return self._rules[group].hyper(self._optimizer.param_groups[group], self._model.who)
+
+    def _all_hypers(self) -> list[dict[str, float] | None]:
+        return [self._hyper(group) for group in range(len(self._rules))]
+
+    # --- step -------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Send what has not left, wait for the new values, in the order in which forward needs them. Blocks."""
+        if self.plan is Plan.FIRST:
+            self._rehearse()
+        elif self.plan is Plan.AVERAGED:
+            self._step_averaged()
+        else:
+            self._send_rest()
+        assert self.lanes is not None
+        for lane in self.lanes:
+            self._check_untouched(lane)
+        for lane in self.lanes.first_needed_first():
+            self._give(lane)
+        self.backward.reset()
+
+    def _rehearse(self) -> None:
+        """The first step: choose the plan, with everybody, declare the keys, and take the step."""
+        model, averaging = self._model, self._averaging
+        if averaging is not None:
+            if self._must_average():
+                averaging.finish()
+            numbers = averaging.lanes.numbers if averaging.lanes is not None else []
+            is_touched = averaging.is_touched()
+        else:
+            numbers = model.agree_on_gradients()
+            is_touched = False
+        is_touched = is_touched or self._hypers != self._all_hypers() or not model.options.overlap
+        if any(gather(model.store, "training/touched", is_touched)):
+            self.plan = Plan.AVERAGED if averaging is not None else Plan.AT_STEP
+        else:
+            self.plan = Plan.EARLY
+        self._passes = list(self.backward.passes)
+        if averaging is not None and self.plan is Plan.EARLY:
+            averaging.forget()
+        self.lanes = model.lanes(numbers, model.options.name)
+        for lane in self.lanes:
+            lane.declare(
+                reduce="sum" if self.plan is Plan.AVERAGED else "mean",
+                update=self._rules[lane.bucket.group].updater,
+            )
+        if self.plan is Plan.AVERAGED:
+            self._step_averaged()
+        else:
+            self._send_rest()
+
+    def _send_rest(self) -> None:
+        assert self.lanes is not None
+        for lane in self.lanes:
+            if lane.task is None:
+                self._stage_all(lane)
+                self.lanes.check_full(lane)
+                lane.send(self._hyper(lane.bucket.group))
+
+    def _step_averaged(self) -> None:
+        """Every worker has the same gradients: each pushes its share of them."""
+        assert self.lanes is not None
+        assert self._averaging is not None
+        if self._must_average():
+            self._averaging.finish()
+        self._averaging.reset()
+        rank, count = self._model.store.rank, self._model.store.num_workers
+        for lane in self.lanes:
+            self._stage_all(lane)
+            size = 0 if lane.missing else lane.bucket.size
+            lane.send_share((size * rank // count, size * (rank + 1) // count), self._hyper(lane.bucket.group))
+
+    def _must_average(self) -> bool:
+        """Whether the last backward was not told to, or gradients were made by hand."""
+        return self.backward.has_unsent or (self._averaging is not None and not self._averaging.has_given)
+
+    def _stage_all(self, lane: Lane) -> None:
+        assert self.lanes is not None
+        for number in lane.missing:
+            if self._model.tensors[number].grad is not None:
+                self.lanes.stage(number)
+
+    def _check_untouched(self, lane: Lane) -> None:
+        """What left during backward must be what step would have sent."""
+        model = self._model
+        number = lane.touched()
+        if number is not None:
+            what = f"the gradient of '{model.names[number]}' was"
+        elif lane.hyper != self._hyper(lane.bucket.group):
+            what = f"the parameter group of '{model.names[lane.bucket.members[0]]}' was"
+        else:
+            return
+        raise UsageError(
+            f"{model.who}: {what} changed between backward() and step(), and not in the first step: it had left "
+            "already; pass overlap=False to wl.torch.Optimizer"
+        )
+
+    def _give(self, lane: Lane) -> None:
+        """Make the values that came back the parameters'. Memory is swapped, not copied: a graph that still refers to
+        the old values finds them, and is told that they are old."""
+        given = []
+        for number, part in lane.take():
+            tensor = self._model.tensors[number]
+            if tensor.device.type == "cpu":
+                tensor.data = part
+            else:
+                tensor.data.copy_(part)
+            given.append(tensor)
+        increment_version(given)

@@ -1,0 +1,161 @@
+"""A model's parameters as all workers share them: declared alike everywhere, begun from rank 0's values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from windlass.errors import UsageError
+from windlass.torch.buckets import BUCKET_BYTES, Parameter, plan
+from windlass.torch.lane import Lane, check_gradient
+from windlass.torch.meeting import forget, gather, same_gradients, same_model
+from windlass.types import Sequential
+from windlass.worker.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """What all workers of one model agree on. `name` begins the names of its keys: give each model on a store its
+    own."""
+
+    name: str = "model"
+    bucket_bytes: int = BUCKET_BYTES
+    overlap: bool = True
+    find_unused_parameters: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.bucket_bytes, int) or self.bucket_bytes < 0:
+            raise UsageError(f"bucket_bytes expects a whole number, 0 or more, got {self.bucket_bytes!r}")
+
+
+class SharedModel:
+    """The parameters that take gradients, and the gradients' ways through the store. Every worker makes one, alike;
+    that is checked, and a difference is a UsageError that names worker and parameter."""
+
+    def __init__(
+        self,
+        store: Store,
+        named: Sequence[tuple[str, torch.Tensor, int]],
+        options: TrainingOptions,
+        **alike: Any,
+    ) -> None:
+        if getattr(store, "is_driver", False):
+            raise UsageError("training needs a worker's store: call it in the function given to cluster.run()")
+        self.store, self.options = store, options
+        self.tensors = [tensor for _, tensor, _ in named]
+        self.parameters = [_described(*one) for one in named]
+        self.names = [parameter.name for parameter in self.parameters]
+        told = {"agreed": {**asdict(options), **alike}, "parameters": [asdict(one) for one in self.parameters]}
+        said = gather(store, "training/model", told)
+        same_model([one["agreed"] for one in said], [[_read(each) for each in one["parameters"]] for one in said])
+        self.share(self.tensors)
+
+    @property
+    def who(self) -> str:
+        return f"worker-{self.store.rank}"
+
+    def share(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give every worker rank 0's values of these. Every worker calls it; blocks."""
+        if self.store.num_workers == 1:
+            return
+        key = "training/first"
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
+        for alike in by_dtype.values():
+            flat = torch.cat([tensor.detach().reshape(-1).cpu() for tensor in alike])
+            forget(self.store, key)
+            self.store.create(key, flat, consistency=Sequential())
+            flat = self.store.pull(key)
+            offset = 0
+            with torch.no_grad():
+                for tensor in alike:
+                    tensor.copy_(flat[offset : offset + tensor.numel()].view(tensor.shape))
+                    offset += tensor.numel()
+            del flat
+            forget(self.store, key)
+
+    def agree_on_gradients(self) -> list[int]:
+        """The parameters that have a gradient, once every worker has one of the same; all, where some may lack."""
+        found = [number for number, tensor in enumerate(self.tensors) if tensor.grad is not None]
+        if self.options.find_unused_parameters:
+            return list(range(len(self.tensors)))
+        names = [self.names[number] for number in found]
+        same_gradients(gather(self.store, "training/gradients", names))
+        if not found:
+            raise UsageError(f"{self.who}: step() without any gradient; has backward() run?")
+        return found
+
+    def lanes(self, numbers: Sequence[int], prefix: str) -> Lanes:
+        """Ways through the store for the gradients of these, not declared yet. What an earlier run left under these
+        names is deleted. Every worker calls it; blocks."""
+        size = 0 if self.options.find_unused_parameters else self.options.bucket_bytes
+        buckets = plan(self.parameters, numbers, size)
+        made = [Lane(self.store, f"{prefix}/{bucket.name}", bucket, self.tensors) for bucket in buckets]
+        forget(self.store, *(lane.key for lane in made))
+        return Lanes(self, made)
+
+
+class Lanes:
+    """Every bucket's lane, in the order in which backward fills them."""
+
+    def __init__(self, model: SharedModel, lanes: list[Lane]) -> None:
+        self._model = model
+        self._lanes = lanes
+        self._of = {number: lane for lane in lanes for number in lane.bucket.members}
+
+    def __iter__(self) -> Any:
+        return iter(self._lanes)
+
+    @property
+    def numbers(self) -> list[int]:
+        return sorted(self._of)
+
+    def has_left(self, number: int) -> bool:
+        """Whether the gradient of this parameter is on its way, or waits in a bucket for the others."""
+        lane = self._of.get(number)
+        return lane is not None and (lane.task is not None or lane.is_staged(number))
+
+    def first_needed_first(self) -> list[Lane]:
+        return sorted(self._lanes, key=lambda lane: -lane.bucket.priority)
+
+    def stage(self, number: int) -> Lane | None:
+        """Take a parameter's gradient; its lane, if that is full now."""
+        model = self._model
+        lane = self._of.get(number)
+        grad = model.tensors[number].grad
+        if lane is None:
+            raise UsageError(
+                f"{model.who}: '{model.names[number]}' has a gradient now and had none in the first step; if forward "
+                "may leave parameters out, pass find_unused_parameters=True"
+            )
+        if grad is None:
+            raise UsageError(f"{model.who}: the gradient of '{model.names[number]}' was taken away before it left")
+        check_gradient(model.store, model.parameters[number], grad)
+        return lane if lane.stage(number) else None
+
+    def check_full(self, lane: Lane) -> None:
+        """UsageError if the lane misses a gradient that it had in the first step."""
+        missing = lane.missing
+        if missing and not self._model.options.find_unused_parameters:
+            model = self._model
+            raise UsageError(
+                f"{model.who}: '{model.names[missing[0]]}' got no gradient in this step, and had one in the first; if "
+                "forward may leave parameters out, pass find_unused_parameters=True"
+            )
+
+    def forget(self) -> None:
+        """Delete the keys. Every worker calls it; blocks."""
+        forget(self._model.store, *(lane.key for lane in self._lanes))
+
+
+
+def _described(name: str, tensor: torch.Tensor, group: int) -> Parameter:
+    return Parameter(name, tuple(tensor.shape), str(tensor.dtype), tensor.element_size(), group)
+
+
+def _read(said: dict[str, Any]) -> Parameter:
+    return Parameter(**{**said, "shape": tuple(said["shape"])})
