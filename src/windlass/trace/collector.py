@@ -99,14 +99,14 @@ def _write(out: IO[bytes], path: str, files: list[tuple[str, IO[bytes]]]) -> Wri
 
 
 def _named(records: list[Record]) -> list[Record]:
-    """In the order to be shown, servers first; a second process in the same seat is told apart from the first."""
+    """In the order to be shown: servers, then workers, by rank. A second process in a seat is told from the first."""
     seats: dict[str, int] = {}
     for record in records:
         seat = record.name
         seats[seat] = seats.get(seat, 0) + 1
         if seats[seat] > 1:
             record.name = f"{seat} ({seats[seat]})"
-    return sorted(records, key=lambda record: not record.is_server)
+    return sorted(records, key=lambda record: (not record.is_server, record.rank))
 
 
 def _events(records: list[Record]) -> Iterator[chrome.Json]:

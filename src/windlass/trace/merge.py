@@ -24,7 +24,8 @@ class Record:
     """What one node has left behind. `header` is None if it never began."""
 
     def __init__(self, name: str, file: IO[bytes]) -> None:
-        self.name = name
+        self.name = name  # "server-0", say
+        self.rank = int(name.rpartition("-")[2])
         self.dropped = 0
         self._file = file
         frames = self._frames()

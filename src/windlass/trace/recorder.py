@@ -28,8 +28,8 @@ FRAME = struct.Struct("<I")
 
 
 class Recorder:
-    """The record of one node. Any thread may add to it. Tracing never stops the node: what cannot be written is
-    counted as dropped, and said in the log once."""
+    """The record of one node. Any thread may add to it. Tracing never stops the node: where its record cannot be
+    written the log says so, once, and the rest is dropped."""
 
     def __init__(
         self,
@@ -52,6 +52,7 @@ class Recorder:
         self._dropped = 0
         self._left = max_spans
         self._is_open = True
+        self._is_broken = False
         self._written_ns = clock()
         self._write(Header(incarnation, self._pid, self._written_ns))
 
@@ -87,7 +88,8 @@ class Recorder:
         """Needs the lock."""
         spans, self._spans = self._spans, []
         dropped, self._dropped = self._dropped, 0
-        if os.getpid() == self._pid:  # else this is a forked copy, and the spans are the parent's to write
+        is_ours = os.getpid() == self._pid  # else this is a forked copy, and the spans are the parent's to write
+        if is_ours and not self._is_broken and (spans or dropped):
             self._write(Batch(dropped, spans))
         self._written_ns = self.now()
 
@@ -98,7 +100,7 @@ class Recorder:
             while data:
                 data = data[os.write(self._file, data) :]
         except OSError as error:
-            self._left = 0
+            self._is_broken, self._left = True, 0
             log.warning("tracing has stopped here: the record cannot be written: %s", error)
 
 
