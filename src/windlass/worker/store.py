@@ -38,6 +38,7 @@ from windlass.worker.task import Task
 
 RESERVED = "windlass/"
 BARRIER = f"{RESERVED}barrier"
+EXCHANGE = f"{RESERVED}exchange"
 
 
 class Store:
@@ -382,6 +383,17 @@ class Store:
         if BARRIER not in self._entries:
             self._create(BARRIER, np.empty(0, np.float32), consistency=Sequential())
         self.push(BARRIER, np.empty(0, np.float32)).wait(timeout)
+
+    def exchange(self, mine: bytes, timeout: float | None = None) -> list[bytes]:
+        """Every worker's bytes, in rank order: a round on a key of its own, for what workers must tell each other
+        before they can meet elsewhere. All workers call it, with equally many bytes."""
+        key, size = f"{EXCHANGE}-{self.num_workers}-{len(mine)}", len(mine)
+        if key not in self._entries:
+            self._create(key, np.zeros(self.num_workers * size, np.uint8), consistency=Sequential())
+        span = (self.rank * size, (self.rank + 1) * size)
+        self.push(key, np.frombuffer(mine, np.uint8), range=span).wait(timeout)
+        found = self.pull(key, timeout=timeout).tobytes()
+        return [found[lo : lo + size] for lo in range(0, len(found), size)]
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
