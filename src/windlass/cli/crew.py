@@ -13,6 +13,7 @@ import msgspec
 from windlass.cli.look import Looker
 from windlass.cli.output import Lines, Output, Stream
 from windlass.cli.script import TARGET, Script
+from windlass.engines import _settling
 from windlass.engines._children import ChannelClosed, Child
 from windlass.engines.config import environment
 from windlass.engines.processes import ProcessEngine
@@ -55,9 +56,7 @@ class Crew:
     def _start(self, rank: int) -> None:
         name = f"worker-{rank}"
         env = environment(self._engine.config(Role.WORKER, rank)) | {"PYTHONUNBUFFERED": "1"}
-        if "OMP_NUM_THREADS" not in os.environ:
-            # Or every worker's BLAS would start a thread per core, and they would spend their time on each other.
-            env["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // self._num_workers))
+        env |= _settling.environment(self._num_workers)
         child = self._engine.forks.spawn(name, TARGET, config=msgspec.msgpack.encode(self._script), env=env)
         self._running[name] = child
         for fd in (1, 2):

@@ -16,6 +16,7 @@ import msgspec
 from windlass._transport.loop import Loop
 from windlass._wire.messages import Join
 from windlass.engines._channel import Channel, ChannelClosed
+from windlass.engines._settling import settle
 from windlass.engines.config import NodeConfig, fresh_incarnation, open_hub, open_store
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.server.state import ServerConfig, ServerState
@@ -95,6 +96,7 @@ class Outcome(msgspec.Struct, frozen=True):
 def run_worker(channel: Channel, config: bytes) -> None:
     """Join, say so, then carry out calls as they come on the channel until it closes."""
     node = msgspec.msgpack.decode(config, type=NodeConfig)
+    settle(node.num_workers)
     store = open_store(node)
     channel.send("ready")
     try:
