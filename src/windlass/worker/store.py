@@ -400,7 +400,7 @@ class Store:
     def trace(self, name: str, *, category: str = "compute", **args: Any) -> Tracing:
         """Show in the trace what this thread does inside the block: `with store.trace("forward"): ...`. Category
         "compute" is what communication can hide behind, "step" marks a step; any other is only shown, as `args` are.
-        Does nothing, in a tenth of a microsecond or two, where nothing is traced."""
+        Does nothing, in half a microsecond, where nothing is traced."""
         check_category(category)
         recorder = self._client.recorder
         return NOTHING if recorder is None else recorder.trace(name, category, args)
