@@ -16,6 +16,7 @@ import windlass as wl
 from tests.cli.command import windlass
 from tests.trace.checks import nodes_of, read, spans_of
 from windlass import trace as wl_trace
+from windlass.testing.rig import CHUNK_BYTES, Script, bits, perform
 from windlass.worker.client import Client
 
 SLOW_SECONDS = 0.1
@@ -218,6 +219,28 @@ def test_threads_are_traced_under_every_consistency(tmp_path, consistency):
         ]
     (barrier,) = spans_of(trace, "worker-0", "barrier")
     assert barrier["name"] == "barrier"
+
+
+def test_links_that_are_cut_leave_every_push_in_the_trace_once_and_the_promises_kept(tmp_path):
+    path = tmp_path / "out.json"
+    keys = (
+        bits("sequential", wl.Sequential(), chunk_bytes=CHUNK_BYTES),
+        bits("bounded", wl.Bounded(1), chunk_bytes=CHUNK_BYTES),
+    )
+    with wl.Cluster(
+        servers=2, workers=3, transport="tcp", timeout=20.0, chunk_bytes=CHUNK_BYTES, trace=path
+    ) as cluster:
+        report = perform(cluster, Script(keys, clock=8, seed=3, cuts=4))
+    assert report.errors == ()
+    assert report.verdict.ok, report.verdict.reason
+    assert report.resends > 0
+    trace = read(path)
+    for worker in ("worker-0", "worker-1", "worker-2"):
+        pushes = spans_of(trace, worker, "push", "pushpull")
+        for key in ("sequential", "bounded"):
+            clocks = sorted(span["args"]["clock"] for span in pushes if span["args"]["key"] == key)
+            assert clocks == list(range(1, 9))
+        assert all("on" in span["args"] for span in spans_of(trace, worker, "wait"))
 
 
 def test_an_embedded_store_is_traced_until_it_is_closed_or_its_process_ends(tmp_path):
