@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from windlass.collectives import allreduce, allreduce_many
+from windlass.collectives import Group, allreduce, allreduce_many
 from windlass.engines.cluster import Cluster, connect
 from windlass.engines.embedded import Store
 from windlass.errors import ClusterError, LostRange, PeerError, TimeoutError, UsageError, WindlassError
@@ -22,6 +22,7 @@ __all__ = [
     "Cluster",
     "ClusterError",
     "Eventual",
+    "Group",
     "LostRange",
     "Node",
     "PeerError",

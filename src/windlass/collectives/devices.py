@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from windlass.collectives.backend import Backend
+from windlass.collectives.call import Call, Verb
+from windlass.collectives.holders import Holder, HostHolder, holder_of
 from windlass.collectives.reducing import reducer_of
-from windlass.collectives.schedule import Action, Schedule, Step
+from windlass.collectives.schedule import Action, Schedule, Step, cut
 from windlass.collectives.strategies import Machines, Strategy, check_strategy, plan
-from windlass.collectives.tensors import Holder, HostHolder, Kind, holder_of, is_torch, kind_of
+from windlass.collectives.tensors import Kind, is_torch, kind_of, new_tensor, stacked
 from windlass.errors import UsageError
 from windlass.store.reduce import Op, Reducer
 
@@ -128,3 +131,57 @@ def _address(tensor: Any) -> tuple[str, int]:
     if is_torch(tensor):
         return str(tensor.device), tensor.data_ptr()
     return "cpu", tensor.__array_interface__["data"][0]
+
+
+class DeviceBackend(Backend):
+    """All members are devices of this process; a caller gives a list with one tensor for each."""
+
+    name = "devices of this process"
+    rank = 0
+
+    def __init__(self, devices: Sequence[Any]) -> None:
+        if not devices:
+            raise UsageError("a Group over devices needs at least one, got an empty list")
+        self.devices = [check_device(each) for each in devices]
+        self.size = len(devices)
+
+    def kind(self, given: Any, what: str) -> Kind:
+        kind = check_tensors(given, what)
+        if len(given) != self.size:
+            raise UsageError(f"{what}: expected {self.size} tensors, one per device, got {len(given)}")
+        for index, (tensor, device) in enumerate(zip(given, self.devices, strict=True)):
+            found = str(tensor.device) if is_torch(tensor) else "cpu"
+            if found != device:
+                raise UsageError(f"{what}: tensor {index} is on {found}, the group's device {index} is {device}")
+        return kind
+
+    def meet(self, call: Call) -> Any:
+        return None
+
+    def carry_out(self, call: Call, opened: Any, machines: Machines | None) -> None:
+        agreed = call.terms
+        if agreed.verb is not Verb.BARRIER:
+            schedule = agreed.schedule(self.size, machines, _choose(Strategy.AUTO, call.tensor, agreed.kind))
+            execute(schedule, call.tensor, agreed.kind, agreed.reducer)
+
+    def stacked(self, given: Any) -> Any:
+        return [stacked(each, rank, self.size) for rank, each in enumerate(given)]
+
+    def part(self, given: Any, size: int) -> Any:
+        return [each.reshape(-1)[lo:hi] for each, (lo, hi) in zip(given, cut(0, size, self.size), strict=True)]
+
+    def buffer(self, call: Call, dtype: Any) -> Any:
+        return [new_tensor(call.terms.kind, dtype, device) for device in self.devices]
+
+
+def check_device(device: Any) -> str:
+    """The device's full name. UsageError if this machine has no such device."""
+    text = str(device)
+    if text == "cpu":
+        return text
+    try:
+        import torch
+
+        return str(torch.empty(0, device=text).device)
+    except (ImportError, RuntimeError, AssertionError) as error:
+        raise UsageError(f"device '{text}' does not exist here: {str(error).splitlines()[0]}") from error

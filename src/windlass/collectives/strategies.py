@@ -41,7 +41,7 @@ class _Halves(NamedTuple):
 def check_strategy(name: object) -> Strategy:
     """The strategy of that name; UsageError lists them all."""
     try:
-        return Strategy(str(name))
+        return Strategy(name)  # type: ignore[arg-type]  # whatever it is
     except ValueError:
         known = ", ".join(f"'{each}'" for each in Strategy)
         raise UsageError(f"strategy expects one of {known}, got {name!r:.40}") from None

@@ -1,147 +1,55 @@
-"""The caller's tensors as something to compute on, and back.
+"""The caller's tensors: what they are, where their elements lie, and new ones of the same kind.
 
-A *holder* is one flat copy of the tensor, in the type that arithmetic is done in: the element type itself, float32 for
-16-bit floats. It is the caller's own memory where that can be, else a copy that `finish` writes back. What is in main
-memory is a numpy array, whichever framework it came from; what is on another device is a torch tensor there. torch is
+What is in main memory is seen as a flat numpy array of the storage type, whichever framework it came from. torch is
 never imported here: whoever gives a tensor has.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from windlass.errors import UsageError
-from windlass.store.reduce import Op, Reducer, divide
-from windlass.types import STORAGE, Array
+from windlass.types import STORAGE, Array, Bytes
 
 HALVES = ("float16", "bfloat16")
 
 
-@dataclass(frozen=True, slots=True)
 class Kind:
-    """What all members must agree on."""
+    """What all members' tensors must agree on. Made by `kind`."""
 
-    dtype: str
-    shape: tuple[int, ...]
+    __slots__ = ("_hash", "dtype", "itemsize", "nbytes", "shape", "size", "work_type")
 
-    def __str__(self) -> str:
+    def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
+        self.dtype, self.shape = dtype, shape
+        self.size, self.itemsize = math.prod(shape), STORAGE[dtype].itemsize
+        self.nbytes = self.size * self.itemsize
+        self.work_type: np.dtype[Any] = np.dtype(np.float32) if dtype in HALVES else STORAGE[dtype]
+        """What arithmetic is done in."""
+        self._hash = hash((dtype, shape))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Kind) and (self.dtype, self.shape) == (other.dtype, other.shape)
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
         return f"{self.dtype} of shape {self.shape}"
 
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
 
-    @property
-    def work_type(self) -> np.dtype[Any]:
-        """The type that arithmetic is done in."""
-        return np.dtype(np.float32) if self.dtype in HALVES else STORAGE[self.dtype]
-
-
-class Holder(Protocol):
-    """One flat copy of the tensor. Spans are given as lo, hi."""
-
-    def copy(self, lo: int, hi: int, source: Holder) -> None:
-        """Elements lo to hi become the source's."""
-        ...
-
-    def fold(self, lo: int, hi: int, source: Holder, reducer: Reducer) -> None:
-        """Elements lo to hi are reduced with the source's."""
-        ...
-
-    def divide(self, lo: int, hi: int, count: int) -> None:
-        """Elements lo to hi of a sum become a mean."""
-        ...
-
-    def finish(self) -> None:
-        """Write the caller's tensor, if this is not its own memory."""
-        ...
-
-    def numbers(self, lo: int, hi: int) -> Array:
-        """Elements lo to hi in main memory, to be read at once."""
-        ...
-
-
-class HostHolder:
-    """A copy in main memory."""
-
-    def __init__(self, work: Array, finish: Callable[[], None] | None = None) -> None:
-        self.work = work
-        self._finish = finish
-
-    def copy(self, lo: int, hi: int, source: Holder) -> None:
-        self.work[lo:hi] = source.numbers(lo, hi)
-
-    def fold(self, lo: int, hi: int, source: Holder, reducer: Reducer) -> None:
-        fold_into(self.work[lo:hi], source.numbers(lo, hi), reducer)
-
-    def divide(self, lo: int, hi: int, count: int) -> None:
-        span = self.work[lo:hi]
-        span[:] = divide(span, span.dtype.type(count))
-
-    def finish(self) -> None:
-        if self._finish is not None:
-            self._finish()
-
-    def numbers(self, lo: int, hi: int) -> Array:
-        return self.work[lo:hi]
-
-
-class DeviceHolder:
-    """A copy on an accelerator, worked on there by torch."""
-
-    def __init__(self, work: Any, finish: Callable[[], None] | None = None) -> None:
-        self.work = work
-        self._finish = finish
-
-    def _brought(self, lo: int, hi: int, source: Holder) -> Any:
-        if isinstance(source, DeviceHolder):
-            return source.work[lo:hi].to(self.work.device, non_blocking=True)
-        return sys.modules["torch"].from_numpy(source.numbers(lo, hi)).to(self.work.device)
-
-    def copy(self, lo: int, hi: int, source: Holder) -> None:
-        self.work[lo:hi].copy_(self._brought(lo, hi, source))
-
-    def fold(self, lo: int, hi: int, source: Holder, reducer: Reducer) -> None:
-        torch = sys.modules["torch"]
-        into, other = self.work[lo:hi], self._brought(lo, hi, source)
-        match reducer.op:
-            case Op.SUM | Op.MEAN:
-                into.add_(other)
-            case Op.MIN:
-                torch.minimum(into, other, out=into)
-            case Op.MAX:
-                torch.maximum(into, other, out=into)
-            case Op.ANY:
-                into.logical_or_(other)
-            case Op.ALL:
-                into.logical_and_(other)
-            case _:
-                merged = reducer.merge(self.numbers(lo, hi), other.cpu().numpy())
-                into.copy_(torch.from_numpy(merged))
-
-    def divide(self, lo: int, hi: int, count: int) -> None:
-        self.work[lo:hi].copy_(divide(self.work[lo:hi], count))
-
-    def finish(self) -> None:
-        if self._finish is not None:
-            self._finish()
-
-    def numbers(self, lo: int, hi: int) -> Array:
-        found: Array = self.work[lo:hi].cpu().numpy()
-        return found
-
-
-def fold_into(into: Array, other: Array, reducer: Reducer) -> None:
-    """into = into op other, in place."""
-    if reducer.op is Op.CUSTOM:
-        into[:] = reducer.merge(into, other)
-    else:
-        reducer.combine(into, other, out=into)  # type: ignore[call-arg]  # the built-in ones are numpy's ufuncs
+@lru_cache(1024)
+def kind(dtype: str, shape: tuple[int, ...]) -> Kind:
+    """A kind is asked for in every call: each is made once."""
+    return Kind(dtype, shape)
 
 
 def is_torch(tensor: Any) -> bool:
@@ -151,14 +59,14 @@ def is_torch(tensor: Any) -> bool:
 
 def kind_of(tensor: Any, what: str) -> Kind:
     """What the tensor is. UsageError for what cannot be written in place."""
-    if is_torch(tensor):
-        if tensor.layout is not sys.modules["torch"].strided:
-            raise UsageError(f"{what}: expected a dense tensor, got layout {tensor.layout}")
-        name = str(tensor.dtype).removeprefix("torch.")
-    elif isinstance(tensor, np.ndarray):
-        name = str(tensor.dtype)
+    if isinstance(tensor, np.ndarray):
+        name = _NAMES.get(tensor.dtype) or str(tensor.dtype)
         if not tensor.flags.writeable:
             raise UsageError(f"{what}: expected a writable array, got a read-only one")
+    elif is_torch(tensor):
+        if tensor.layout is not sys.modules["torch"].strided:
+            raise UsageError(f"{what}: expected a dense tensor, got layout {tensor.layout}")
+        name = str(tensor.dtype)[6:]  # behind "torch."
     else:
         raise UsageError(
             f"{what}: expected a torch tensor or a numpy array, which can be written in place, "
@@ -166,32 +74,36 @@ def kind_of(tensor: Any, what: str) -> Kind:
         )
     if name not in STORAGE:
         raise UsageError(f"{what}: expected a dtype among {', '.join(STORAGE)}, got {name}")
-    return Kind(name, tuple(tensor.shape))
+    return kind(name, tuple(tensor.shape))
 
 
-def holder_of(tensor: Any, kind: Kind) -> Holder:
-    """The tensor's own memory where it is contiguous and can be computed on, else a copy in the work type."""
-    if not is_torch(tensor) or tensor.device.type == "cpu":
-        flat, write_back = host_view(tensor, kind)
-        if kind.dtype not in HALVES:
-            return HostHolder(flat, write_back)
-        wide = widened(flat, kind.dtype)
-
-        def narrow() -> None:
-            flat[:] = narrowed(wide, kind.dtype)
-            if write_back is not None:
-                write_back()
-
-        return HostHolder(wide, narrow)
-    return device_holder(tensor, kind)
+_NAMES = {dtype: name for name, dtype in STORAGE.items() if name != "bfloat16"}
 
 
-def device_holder(tensor: Any, kind: Kind) -> DeviceHolder:
-    flat = tensor.detach()
-    work = flat.float() if kind.dtype in HALVES else flat
-    work = work.reshape(-1)
-    is_own = tensor.numel() == 0 or work.data_ptr() == tensor.data_ptr()
-    return DeviceHolder(work, None if is_own else lambda: flat.copy_(work.view(tensor.shape)))
+class Flat:
+    """A tensor's elements in main memory, adjacent, by address. The caller's own memory where that can be; else a copy,
+    which `write_back` puts where it came from."""
+
+    __slots__ = ("_kept", "address", "write_back")
+
+    def __init__(self, address: int, kept: Any, write_back: Callable[[], None] | None = None) -> None:
+        self.address, self._kept, self.write_back = address, kept, write_back
+
+
+def flat_of(tensor: Any, kind: Kind) -> Flat:
+    if not kind.size:
+        return Flat(0, None)
+    if isinstance(tensor, np.ndarray):
+        if tensor.flags.c_contiguous and kind.dtype != "bfloat16":
+            return Flat(_address_of(_first_byte(tensor)), tensor)
+    elif tensor.is_cpu and tensor.is_contiguous():
+        return Flat(tensor.data_ptr(), tensor)
+    array, write_back = host_view(tensor, kind)
+    return Flat(array.ctypes.data, array, write_back)
+
+
+_first_byte: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+_address_of = ctypes.addressof
 
 
 def host_view(tensor: Any, kind: Kind) -> tuple[Array, Callable[[], None] | None]:
@@ -226,3 +138,64 @@ def narrowed(wide: Array, dtype: str) -> Array:
     bits = wide.view(np.uint32)
     rounded: Array = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(wide), (bits >> 16 | 0x0040).astype(np.uint16), rounded)
+
+
+# --- making new ones --------------------------------------------------------------------------------------------------
+
+
+def buffer_kind(shape: Any, dtype: Any) -> Kind:
+    """The kind of a buffer that is asked for by shape and dtype: a name, a numpy type or a torch one."""
+    name = str(dtype).removeprefix("torch.") if is_torch_type(dtype) else str(dtype)
+    if name not in STORAGE:
+        try:
+            name = str(np.dtype(dtype))
+        except TypeError:
+            pass
+    if name not in STORAGE:
+        raise UsageError(f"buffer: expected a dtype among {', '.join(STORAGE)}, got {dtype!r:.60}")
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    if any(not isinstance(each, int | np.integer) or each < 0 for each in lengths):
+        raise UsageError(f"buffer: expected a shape of whole numbers that are not negative, got {shape!r:.60}")
+    return kind(name, tuple(int(each) for each in lengths))
+
+
+def is_torch_type(dtype: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(dtype, torch.dtype)
+
+
+def new_tensor(kind: Kind, dtype: Any, device: Any = "cpu") -> Any:
+    """Zeros in private memory: a torch tensor if it was asked for by a torch dtype, else a numpy array."""
+    if is_torch_type(dtype):
+        return sys.modules["torch"].zeros(kind.shape, dtype=dtype, device=device)
+    return np.zeros(kind.shape, _numpy_type(kind, dtype))
+
+
+def tensor_over(memory: Bytes, kind: Kind, dtype: Any) -> Any:
+    """Memory as a tensor of a kind, torch's or numpy's as asked."""
+    if is_torch_type(dtype):
+        torch = sys.modules["torch"]
+        if not kind.size:
+            return torch.empty(kind.shape, dtype=dtype)
+        return torch.from_numpy(memory).view(dtype).view(kind.shape)
+    return memory.view(_numpy_type(kind, dtype)).reshape(kind.shape)
+
+
+def _numpy_type(kind: Kind, dtype: Any) -> np.dtype[Any]:
+    if kind.dtype != "bfloat16":
+        return STORAGE[kind.dtype]
+    if str(getattr(dtype, "name", "")) == "bfloat16":
+        found: np.dtype[Any] = np.dtype(dtype)
+        return found
+    raise UsageError("buffer: numpy has no bfloat16 of its own; ask for torch.bfloat16, or ml_dtypes.bfloat16")
+
+
+def stacked(tensor: Any, rank: int, size: int) -> Any:
+    """A new tensor with a place for each of `size` such tensors, this one in place `rank`."""
+    if is_torch(tensor):
+        made = tensor.detach().new_empty((size, *tensor.shape))
+        made[rank].copy_(tensor.detach())
+        return made
+    made = np.empty((size, *tensor.shape), tensor.dtype)
+    made[rank] = tensor
+    return made

@@ -1,0 +1,171 @@
+"""Where the members of a group meet: flags, and the notices that say what each has come for.
+
+Every member has a *control* segment that all others can read. In it are its flag, which counts the meetings it has come
+to; two slots for notices, used in turn; whether it has left; and room for pieces of tensors on their way through.
+
+A meeting is over for a member when every flag has come to its number, so nobody is ever more than one meeting ahead.
+That is what makes two slots enough: who writes the notice of a call has been to the last call's meeting, where everyone
+had read the notice of the call before it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from windlass.collectives.call import Call, DifferentCalls
+from windlass.collectives.shared import kernels
+from windlass.collectives.shared.rendezvous import Record
+from windlass.collectives.shared.segments import OwnSegment, Segment, open_segment
+from windlass.collectives.shared.watch import Watch
+from windlass.errors import ClusterError, TimeoutError
+from windlass.types import Array
+
+TEXT_BYTES, WORD_BYTES, INLINE_BYTES = 256, 64, 16 << 10
+MAX_BUFFERS = 4096
+FLAG, LEFT, REASON, FREED, SLOTS = 0, 128, 256, 4096, 8192
+SLOT_BYTES = 32 << 10
+PIECES = SLOTS + 2 * SLOT_BYTES
+"""Where a control segment keeps what. Flags have cache lines to themselves; pieces begin at PIECES."""
+
+assert TEXT_BYTES + WORD_BYTES + INLINE_BYTES <= SLOT_BYTES
+assert FREED + MAX_BUFFERS <= SLOTS
+
+_TEXT_WORDS = TEXT_BYTES // 8
+
+
+@lru_cache(1024)
+def _notice(text: str) -> Array:
+    """A notice without words of the member's own."""
+    said = text.encode()
+    if len(said) > TEXT_BYTES:
+        said = said[: TEXT_BYTES - 9] + f" {zlib.crc32(said):08x}".encode()
+    return np.frombuffer(said.ljust(TEXT_BYTES + WORD_BYTES, b"\0"), np.int64)
+
+
+class Meeting:
+    """One member's view of the meeting place. One thread at a time."""
+
+    def __init__(self, rank: int, records: Sequence[Record], own: OwnSegment) -> None:
+        self.rank, self.size = rank, len(records)
+        self._records, self._own = records, own
+        self._watch = Watch(records)
+        try:
+            self.segments: list[Segment] = [
+                own if each == rank else open_segment(record.place, f"rank {each}")
+                for each, record in enumerate(records)
+            ]
+        except BaseException:
+            self._watch.close()
+            raise
+        self._others = [each for each in range(self.size) if each != rank]
+        self._flags = np.array([self.segments[each].address + FLAG for each in self._others], np.int64)
+        self._slots = [
+            np.array([each.address + slot(turn) for each in self.segments], np.int64) for turn in (0, 1)
+        ]
+        self._payloads = [slots + (TEXT_BYTES + WORD_BYTES) for slots in self._slots]
+        self._flag = own.address + FLAG
+        self._spins = self.size <= len(os.sched_getaffinity(0))
+        self._count = self._calls = 0
+
+    def open(self, call: Call, words: Sequence[int] = (), payload: int = 0, nbytes: int = 0) -> None:
+        """Begin a call: meet everybody, and see that they have come for the same. If not, every member raises
+        DifferentCalls, and nothing has happened. `words` are this member's own, for the others to read; so is the
+        payload."""
+        notice = _notice(call.terms.text)
+        if words:
+            notice = notice.copy()
+            notice[_TEXT_WORDS : _TEXT_WORDS + len(words)] = words
+        self._calls += 1
+        self._count += 1
+        slots = self._slots[self._calls & 1]
+        unlike = kernels.come(
+            slots, self.rank, notice, _TEXT_WORDS, payload, nbytes, self._flag, self._count, self._flags, self._spins
+        )
+        if unlike == kernels.LATE:
+            self._wait(call)
+            unlike = kernels.first_unlike(slots, slots[self.rank], _TEXT_WORDS)
+        if unlike >= 0:
+            self._raise_unlike(call)
+
+    def words(self, rank: int) -> list[int]:
+        """A member's words of the call under way."""
+        lo = slot(self._calls & 1) + TEXT_BYTES
+        found: list[int] = self.segments[rank].array[lo : lo + WORD_BYTES].view(np.int64).tolist()
+        return found
+
+    @property
+    def payloads(self) -> Array:
+        """The addresses of everyone's payloads of the call under way."""
+        return self._payloads[self._calls & 1]
+
+    def sync(self, call: Call) -> None:
+        """Meet everybody once more: what anyone did before, everyone sees after."""
+        self._count += 1
+        kernels.arrive(self._flag, self._count)
+        self._wait(call)
+
+    def _wait(self, call: Call) -> None:
+        while not kernels.wait(self._flags, self._count, self._spins):
+            self._look(call)
+
+    def _look(self, call: Call) -> None:
+        """Raise if there is no point in waiting on. A dead member may have come before it died."""
+        dead = self._watch.dead()
+        missing = [each for each in self._others if self._flag_of(each) < self._count]
+        for each in missing:
+            array = self.segments[each].array
+            if array[LEFT]:
+                raise ClusterError(f"{call.terms.text}: {self._who(each)} {_text(array[REASON:FREED])}")
+        gone = [each for each in missing if each in dead]
+        if gone:
+            raise ClusterError(
+                f"{call.terms.text}: {self._whom(gone)} died; make a new group of those who are left, or start again"
+            )
+        if missing and time.monotonic() > call.deadline:
+            raise TimeoutError(
+                f"{call.terms.text}: waited {call.timeout:g} s for {self._whom(missing)}, who did not come to it; "
+                "raise timeout= if that is too short for what they do in between"
+            )
+
+    def _raise_unlike(self, call: Call) -> None:
+        lo = slot(self._calls & 1)
+        texts = [_text(segment.array[lo : lo + TEXT_BYTES]) for segment in self.segments]
+        other = next(each for each, text in enumerate(texts) if text != texts[self.rank])
+        raise DifferentCalls(
+            f"rank {other} called {texts[other]}, while this one, rank {self.rank}, called {texts[self.rank]}; "
+            "all members must make the same calls in the same order"
+        )
+
+    def leave(self, reason: str) -> None:
+        """Tell those who wait, now or later, that this member does not come again, and why. Safe to repeat."""
+        array = self._own.array
+        if not array[LEFT]:
+            said = reason.encode()[: FREED - REASON]
+            array[REASON : REASON + len(said)] = np.frombuffer(said, np.uint8)
+            kernels.arrive(self._own.address + LEFT, 1)
+
+    def close(self) -> None:
+        self._watch.close()
+
+    def _flag_of(self, rank: int) -> int:
+        return int(self.segments[rank].array[FLAG : FLAG + 8].view(np.int64)[0])
+
+    def _who(self, rank: int) -> str:
+        return f"rank {rank} (pid {self._records[rank].place.pid})"
+
+    def _whom(self, ranks: Sequence[int]) -> str:
+        return " and ".join(self._who(each) for each in ranks)
+
+
+def _text(array: Array) -> str:
+    return bytes(array).rstrip(b"\0").decode(errors="replace")
+
+
+def slot(turn: int) -> int:
+    return SLOTS + turn * SLOT_BYTES

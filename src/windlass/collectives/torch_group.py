@@ -1,0 +1,140 @@
+"""Collectives over torch.distributed: gloo between CPUs, NCCL between GPUs.
+
+With gloo the members meet before each call, as everywhere. NCCL moves only what is on a GPU, so there is no meeting:
+different calls and late members are NCCL's own to find, by the timeout of its process group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from windlass.collectives.call import Call, Verb
+from windlass.collectives.holders import DeviceHolder, Holder, HostHolder, holder_of
+from windlass.collectives.machine import machine_id
+from windlass.collectives.messages import MessageBackend
+from windlass.collectives.schedule import cut
+from windlass.errors import ClusterError, TimeoutError, UsageError
+from windlass.store.reduce import Op
+
+_OPERATIONS = {
+    Op.SUM: dist.ReduceOp.SUM,
+    Op.MEAN: dist.ReduceOp.SUM,
+    Op.MIN: dist.ReduceOp.MIN,
+    Op.MAX: dist.ReduceOp.MAX,
+    Op.ANY: dist.ReduceOp.MAX,
+    Op.ALL: dist.ReduceOp.MIN,
+}
+_NATIVE_TYPES = (torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64)
+
+
+def open_torch(over: Any, timeout: float) -> TorchBackend:
+    """Over a process group, or over the default one for "torch"."""
+    if not dist.is_initialized():
+        raise UsageError("Group('torch') needs torch.distributed: call torch.distributed.init_process_group() first")
+    group = dist.group.WORLD if isinstance(over, str) else over
+    backend = TorchBackend(group)
+    if backend.meets:
+        backend.machines = backend.find_machines(machine_id(), timeout)
+    return backend
+
+
+class TorchBackend(MessageBackend):
+    """A rank of a process group."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        kind = str(dist.get_backend(group))
+        self.name = f"torch.distributed ({kind})"
+        self.meets = "gloo" in kind
+        super().__init__(dist.get_rank(group), dist.get_world_size(group), _TorchWire(group))
+
+    def meet(self, call: Call) -> None:
+        if self.meets:
+            super().meet(call)
+        elif call.terms.verb is Verb.BARRIER:
+            dist.barrier(self._group)
+
+    def native(self, call: Call) -> bool:
+        agreed = call.terms
+        if agreed.reduces and agreed.reducer.op is Op.CUSTOM:
+            return False
+        mine = holder_of(call.tensor, agreed.kind)
+        if not self.meets and isinstance(mine, HostHolder):
+            raise UsageError(f"{agreed.text}: {self.name} moves what is on a GPU; this tensor is in main memory")
+        flat = _as_torch(mine)
+        if flat.dtype not in _NATIVE_TYPES or agreed.verb is Verb.REDUCE_SCATTER:
+            return False  # gloo has neither the other types nor parts of unequal length
+        if agreed.verb is Verb.ALL_GATHER and agreed.kind.size % self.size:
+            return False
+        if not _Handle(lambda: self._begin(call, flat), "the others").wait(call.timeout):
+            raise TimeoutError(f"{agreed.text}: waited {call.timeout:g} s for the others; {self.name} names nobody")
+        if agreed.reduces and agreed.reducer.op is Op.MEAN:
+            mine.divide(0, agreed.kind.size, self.size)
+        mine.finish()
+        return True
+
+    def _begin(self, call: Call, flat: torch.Tensor) -> Any:
+        agreed = call.terms
+        if agreed.verb is Verb.ALLREDUCE:
+            operation = _OPERATIONS[agreed.reducer.op]
+            return dist.all_reduce(flat, op=operation, group=self._group, async_op=True)
+        if agreed.verb is Verb.BROADCAST:
+            source = dist.get_global_rank(self._group, agreed.root)
+            return dist.broadcast(flat, source, group=self._group, async_op=True)
+        parts = [flat[lo:hi] for lo, hi in cut(0, flat.numel(), self.size)]
+        return dist.all_gather(parts, parts[self.rank].clone(), group=self._group, async_op=True)
+
+
+def _as_torch(holder: Holder) -> torch.Tensor:
+    """A holder's elements as the tensor that they are; a bool's as bytes."""
+    if isinstance(holder, DeviceHolder):
+        work: torch.Tensor = holder.work
+        return work.view(torch.uint8) if work.dtype is torch.bool else work
+    assert isinstance(holder, HostHolder)
+    return torch.from_numpy(holder.work.view(np.uint8) if holder.work.dtype == bool else holder.work)
+
+
+class _TorchWire:
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def send(self, to: int, data: Any) -> _Handle:
+        peer = dist.get_global_rank(self._group, to)
+        return _Handle(lambda: dist.isend(_message(data), peer, group=self._group), f"rank {to}")
+
+    def receive(self, source: int, data: Any) -> _Handle:
+        peer = dist.get_global_rank(self._group, source)
+        return _Handle(lambda: dist.irecv(_message(data), peer, group=self._group), f"rank {source}")
+
+
+def _message(data: Any) -> torch.Tensor:
+    return data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
+
+
+class _Handle:
+    """torch's work, whose failures are told apart by their text alone."""
+
+    def __init__(self, begin: Callable[[], Any], peer: str) -> None:
+        self._peer = peer
+        self._work = self._asked(begin)
+
+    def _asked(self, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except RuntimeError as error:
+            raise ClusterError(f"torch.distributed failed with {self._peer}: {error}") from error
+
+    def wait(self, seconds: float) -> bool:
+        try:
+            self._work.wait(timedelta(seconds=max(seconds, 1e-3)))
+        except RuntimeError as error:
+            if "imed out" in str(error) or "timeout" in str(error).lower():
+                return False
+            raise ClusterError(f"{self._peer} is gone: {error}") from error
+        return True
