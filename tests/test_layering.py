@@ -24,7 +24,7 @@ ALLOWED = {
     "server": LOW | {"_wire", "store", "consistency", "trace"},
     "worker": LOW | {"_wire", "_transport", "store", "trace"},
     "engines": LOW | {"_wire", "_transport", "store", "manager", "server", "worker", "trace"},
-    "torch": LOW | {"store", "collectives", "worker"},
+    "torch": LOW | {"store", "collectives", "worker", "engines"},
 }
 
 

@@ -28,6 +28,10 @@ from windlass.trace.recorder import open_recorder
 from windlass.types import MANAGER
 
 
+MEET_SECONDS = 10.0
+"""How long a run waits for every worker to have heard of every other. Raise it if workers join slowly."""
+
+
 def warm() -> None:
     """Load the kernels that nearly every job uses, once, before any fork; others are loaded when first needed."""
     reducer = resolve_reducer(reducer_rule("sum"), {})
@@ -98,13 +102,14 @@ def run_worker(channel: Channel, config: bytes) -> None:
     node = msgspec.msgpack.decode(config, type=NodeConfig)
     settle(node.num_workers)
     store = open_store(node)
-    channel.send("ready")
+    channel.send(store._client.state.me)
     try:
         while True:
             try:
-                run, function, args, kwargs = channel.recv()
+                run, members, function, args, kwargs = channel.recv()
             except (EOFError, ChannelClosed):
                 return
+            store._client.meet(members, MEET_SECONDS)
             _answer(channel, call(run, function, store, args, kwargs))
     finally:
         store.close()

@@ -19,7 +19,7 @@ from windlass.engines._children import ChannelClosed, Child, ForkServer
 from windlass.engines.config import NodeConfig, Options, announce, open_store
 from windlass.errors import ClusterError, UsageError
 from windlass.trace.collector import Collector
-from windlass.types import MANAGER, Role
+from windlass.types import MANAGER, Incarnation, Role
 from windlass.worker.driver import DriverStore
 
 PRELOAD = ("numpy", "msgspec", "windlass.engines.nodes", "windlass.store.kernels")
@@ -39,6 +39,7 @@ class ProcessEngine:
         self._server_state = server_state
         self._has_workers = has_workers  # else they come by themselves: `windlass run`
         self._runs = 0
+        self._members: dict[str, Incarnation] = {}  # the workers that take part in the next run
         self._broken: str | None = None
         self.token = secrets.token_hex(32)
         self.manager: tuple[str, ...] = ()
@@ -107,7 +108,7 @@ class ProcessEngine:
                 if dead is not None:
                     raise ClusterError(f"{_died(dead)} while the cluster started; its traceback is on stderr")
             try:
-                child.channel.recv()
+                self._members[name] = child.channel.recv()
             except EOFError:
                 raise ClusterError(f"{_died(child)} before it joined; its traceback is on stderr") from None
 
@@ -128,7 +129,7 @@ class ProcessEngine:
         workers = [self.children[f"worker-{rank}"] for rank in range(self._counts[1])]
         for child in workers:
             try:
-                child.channel.send((self._runs, function, args, kwargs))
+                child.channel.send((self._runs, tuple(self._members.values()), function, args, kwargs))
             except ChannelClosed:
                 self._broken = _died(child)
                 raise ClusterError(f"{_died(child)} before the run began; the next run starts new workers") from None

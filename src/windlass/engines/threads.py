@@ -13,7 +13,7 @@ from windlass._transport.loop import Loop
 from windlass._wire.effects import Send
 from windlass._wire.messages import Abort, Join
 from windlass.engines.config import Options, fresh_incarnation
-from windlass.engines.nodes import Outcome, call
+from windlass.engines.nodes import MEET_SECONDS, Outcome, call
 from windlass.errors import ClusterError
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.server.state import ServerConfig, ServerState
@@ -127,6 +127,7 @@ class ThreadEngine:
         first: list[int] = []
 
         def work(rank: int) -> None:
+            self._workers[rank]._client.meet([one._client.state.me for one in self._workers], MEET_SECONDS)
             outcome = call(self._runs, function, self._workers[rank], args, kwargs)
             if outcome.error is not None and not first:
                 first.append(rank)

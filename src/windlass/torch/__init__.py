@@ -5,6 +5,7 @@ from windlass.torch.functions import evaluate, get_params, split_batch, train_ba
 from windlass.torch.optim import Optim
 from windlass.torch.optimizer import Optimizer
 from windlass.torch.scaling import ScaledLR, scale_lr
+from windlass.torch.wrapped import wrap
 
 __all__ = [
     "DataParallel",
@@ -16,4 +17,5 @@ __all__ = [
     "scale_lr",
     "split_batch",
     "train_batch",
+    "wrap",
 ]

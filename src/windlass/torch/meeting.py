@@ -6,42 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from windlass.errors import UsageError
 from windlass.torch.buckets import Parameter
-from windlass.types import Sequential
 from windlass.worker.store import Store
 
 
-def gather(store: Store, name: str, payload: Any) -> list[Any]:
+def gather(store: Store, payload: Any) -> list[Any]:
     """What every worker brought, in rank order. Every worker calls it; blocks. `payload` is plain data."""
-    if store.num_workers == 1:
-        return [payload]
-    said = np.frombuffer(msgspec.msgpack.encode(payload), np.uint8)
-    rank = store.rank
-    lengths = _exchange(
-        store, f"{name}/lengths", np.array([said.size], np.int64), (rank, rank + 1), store.num_workers
-    )
-    ends = np.cumsum(lengths)
-    begins = ends - lengths
-    everything = _exchange(
-        store, f"{name}/words", said, (int(begins[rank]), int(ends[rank])), int(ends[-1])
-    )
-    return [
-        msgspec.msgpack.decode(everything[lo:hi].tobytes()) for lo, hi in zip(begins, ends, strict=True)
-    ]
-
-
-def _exchange(store: Store, key: str, mine: Any, span: tuple[int, int], size: int) -> Any:
-    """Every worker's part of one array, by a key that is there only meanwhile: it was left over, perhaps, by a run
-    that failed, and nobody may delete it while another still reads."""
-    forget(store, key)
-    store.create(key, np.zeros(size, mine.dtype), consistency=Sequential())
-    store.push(key, mine, range=span)
-    got = store.pull(key)
-    forget(store, key)
-    return got
+    said = msgspec.msgpack.encode(payload)
+    sizes = [int.from_bytes(size, "little") for size in store.exchange(len(said).to_bytes(8, "little"))]
+    room = 1 << max(sizes).bit_length()  # a key for each size: let there be few
+    everything = store.exchange(said.ljust(room, b"\0"))
+    return [msgspec.msgpack.decode(one[:size]) for one, size in zip(everything, sizes, strict=True)]
 
 
 def forget(store: Store, *keys: str) -> None:

@@ -81,7 +81,11 @@ class Optimizer(torch.optim.Optimizer):
                     loss = closure()
             self._check_registered()
             with torch.no_grad():
-                self._serving.step()
+                is_scaled = self._is_scaled()
+                if self._unscale():
+                    self._serving.step(is_touched=is_scaled)
+                else:
+                    self._serving.skip()
             return loss
         assert self._averaging is not None
         if closure is None:
@@ -90,7 +94,29 @@ class Optimizer(torch.optim.Optimizer):
                 self._averaging.finish()
             self._averaging.reset()
             self._backward.reset()
+            if not self._unscale():
+                return None
         return self._inner.step(closure)
+
+    # A GradScaler that finds this leaves unscaling, and skipping the step, to `step`: it sets `grad_scale` (None if
+    # the script has unscaled already) and `found_inf` for the call. That is how a scaled step is told from another:
+    # unscaling alone would not show on the gradients.
+    _step_supports_amp_scaling = True
+
+    def _is_scaled(self) -> bool:
+        return hasattr(self, "found_inf")
+
+    def _unscale(self) -> bool:
+        """Undo a GradScaler's scaling; False if the step must be skipped, because there are infinite gradients."""
+        if not self._is_scaled():
+            return True
+        if float(getattr(self, "found_inf", 0)):
+            return False
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            found = [tensor.grad for tensor in self._model.tensors if tensor.grad is not None]
+            torch._foreach_mul_(found, 1 / float(scale))
+        return True
 
     def _check_registered(self) -> None:
         """A parameter that was frozen when this was made, or was added since, must not go by unnoticed."""
@@ -102,6 +128,41 @@ class Optimizer(torch.optim.Optimizer):
                         f"{self._model.who}: parameter {position} of group {index}, of shape {tuple(tensor.shape)}, "
                         "has a gradient, but took none when wl.torch.Optimizer was made: make it anew after unfreezing"
                     )
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the torch optimizer's, which can load it. With mode="store" the state is read from the servers: blocks;
+        one worker alone may call it, between two steps."""
+        said = self._inner.state_dict()
+        if self._serving is not None:
+            index = self._indices()
+            said["state"] = {index[number]: kept for number, kept in self._serving.saved().items()}
+        return said
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state, a torch optimizer's or this one's. Every worker calls it; rank 0's state counts."""
+        self._inner.load_state_dict(state_dict)
+        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+        if self._serving is not None:
+            loaded = {
+                number: dict(self.state[tensor])
+                for number, tensor in enumerate(self._model.tensors)
+                if self.state.get(tensor)
+            }
+            self.state.clear()
+            self._serving.load(loaded)
+
+    def share_parameters(self) -> None:
+        """Make rank 0's values of the parameters everybody's, after they were changed by hand (a checkpoint loaded in
+        the middle of training, say). Every worker calls it; blocks."""
+        if self._serving is not None:
+            self._serving.share_values()
+        else:
+            self._model.share(self._model.tensors)
+
+    def _indices(self) -> list[int]:
+        """Where torch's state_dict has each of our parameters: they are counted over all groups."""
+        order = {id(tensor): index for index, tensor in enumerate(t for g in self.param_groups for t in g["params"])}
+        return [order[id(tensor)] for tensor in self._model.tensors]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if hasattr(self, "_model"):

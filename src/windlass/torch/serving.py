@@ -9,12 +9,14 @@ apply. Under bounded delay and eventual consistency there is no mean to wait for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 
 import torch
 from torch.autograd.graph import increment_version
 
 from windlass.errors import UsageError
+from windlass.torch import state
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
 from windlass.torch.lane import Lane
@@ -43,6 +45,7 @@ class Serving:
         self._averaging = Averaging(model) if self._is_sequential else None
         self._rules = [rule_of(optimizer, group) for group in optimizer.param_groups]
         self._passes = [0] * len(model.tensors)  # how often each gradient is accumulated before it leaves
+        self._loaded: state.State = {}  # from load_state_dict, until there are keys for it
         self._hypers: list[dict[str, float] | None] = []  # as they were at the end of backward
 
     # --- during backward --------------------------------------------------------------------------------------------
@@ -82,10 +85,20 @@ class Serving:
 
     # --- step -------------------------------------------------------------------------------------------------------
 
-    def step(self) -> None:
-        """Send what has not left, wait for the new values, in the order in which forward needs them. Blocks."""
+    def skip(self) -> None:
+        """No step is taken for these gradients."""
+        if self._averaging is not None:
+            self._averaging.reset()
+        if self.lanes is not None:
+            for lane in self.lanes:
+                self._check_untouched(lane)
+        self.backward.reset()
+
+    def step(self, *, is_touched: bool = False) -> None:
+        """Send what has not left, wait for the new values, in the order in which forward needs them. Blocks.
+        `is_touched` says that the gradients are not what backward made them, where that does not show."""
         if self.plan is Plan.FIRST:
-            self._rehearse()
+            self._rehearse(is_touched)
         elif self.plan is Plan.AVERAGED:
             self._step_averaged()
         else:
@@ -97,19 +110,18 @@ class Serving:
             self._give(lane)
         self.backward.reset()
 
-    def _rehearse(self) -> None:
+    def _rehearse(self, is_touched: bool) -> None:
         """The first step: choose the plan, with everybody, declare the keys, and take the step."""
         model, averaging = self._model, self._averaging
         if averaging is not None:
             if self._must_average():
                 averaging.finish()
             numbers = averaging.lanes.numbers if averaging.lanes is not None else []
-            is_touched = averaging.is_touched()
+            is_touched = is_touched or averaging.is_touched()
         else:
             numbers = model.agree_on_gradients()
-            is_touched = False
         is_touched = is_touched or self._hypers != self._all_hypers() or not model.options.overlap
-        if any(gather(model.store, "training/touched", is_touched)):
+        if any(gather(model.store, is_touched)):
             self.plan = Plan.AVERAGED if averaging is not None else Plan.AT_STEP
         else:
             self.plan = Plan.EARLY
@@ -122,10 +134,43 @@ class Serving:
                 reduce="sum" if self.plan is Plan.AVERAGED else "mean",
                 update=self._rules[lane.bucket.group].updater,
             )
+        if self._loaded:
+            self.load(self._loaded)
         if self.plan is Plan.AVERAGED:
             self._step_averaged()
         else:
             self._send_rest()
+
+    # --- what the servers keep --------------------------------------------------------------------------------------
+
+    def saved(self) -> state.State:
+        """The optimizer's state, by the number of the parameter. Blocks; any worker may call it between steps."""
+        has_step = not isinstance(self._optimizer, torch.optim.SGD)
+        if self.lanes is None:
+            return self._loaded
+        return state.read(self._model.store, self.lanes, has_step=has_step)
+
+    def load(self, loaded: state.State) -> None:
+        """Give the servers rank 0's `loaded` state, now or as soon as there are keys. Every worker calls it; blocks."""
+        if self.lanes is None:
+            self._loaded = loaded
+            return
+        self._by_rank_0(lambda lanes: state.write(self._model.store, lanes, loaded))
+        self._loaded = {}
+
+    def share_values(self) -> None:
+        """Make rank 0's values everybody's and the servers'. Every worker calls it; blocks."""
+        self._model.share(self._model.tensors)
+        if self.lanes is not None:
+            self._by_rank_0(lambda lanes: state.write_values(self._model.store, lanes))
+
+    def _by_rank_0(self, write: Callable[[Lanes], None]) -> None:
+        assert self.lanes is not None
+        store = self._model.store
+        store.barrier()
+        if store.rank == 0:
+            write(self.lanes)
+        store.barrier()
 
     def _send_rest(self) -> None:
         assert self.lanes is not None

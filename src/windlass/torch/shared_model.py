@@ -49,7 +49,7 @@ class SharedModel:
         self.parameters = [_described(*one) for one in named]
         self.names = [parameter.name for parameter in self.parameters]
         told = {"agreed": {**asdict(options), **alike}, "parameters": [asdict(one) for one in self.parameters]}
-        said = gather(store, "training/model", told)
+        said = gather(store, told)
         same_model([one["agreed"] for one in said], [[_read(each) for each in one["parameters"]] for one in said])
         self.share(self.tensors)
 
@@ -84,7 +84,7 @@ class SharedModel:
         if self.options.find_unused_parameters:
             return list(range(len(self.tensors)))
         names = [self.names[number] for number in found]
-        same_gradients(gather(self.store, "training/gradients", names))
+        same_gradients(gather(self.store, names))
         if not found:
             raise UsageError(f"{self.who}: step() without any gradient; has backward() run?")
         return found

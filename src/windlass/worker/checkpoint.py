@@ -8,7 +8,8 @@ a crash leaves the previous file intact.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 
 from windlass._wire import messages as m
 from windlass.errors import UsageError
-from windlass.types import MANAGER, Block, KeyId, KeySpec
+from windlass.types import MANAGER, Array, Block, KeyId, KeySpec
 from windlass.worker.client import Client
 
 FORMAT = "windlass-1"
@@ -27,6 +28,61 @@ FORMAT = "windlass-1"
 class _SavedKey(msgspec.Struct):
     spec: KeySpec
     slots: list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class SavedSlot:
+    """What one slot is made of: its value and its updater's state, and what else it must know to go on."""
+
+    arrays: dict[str, Array]
+    meta: dict[str, Any]
+
+    def described(self) -> dict[str, Any]:
+        names = list(self.arrays)
+        return {"names": names, "dtypes": [str(self.arrays[name].dtype) for name in names], "meta": self.meta}
+
+
+def read_slots(client: Client, name: str) -> tuple[m.Declared, list[SavedSlot]]:
+    """Everything that a key is made of, slot by slot. Blocks; nobody may push meanwhile."""
+    declared, _ = client.request(MANAGER, lambda n: m.Lookup(request=n, name=name), f"save '{name}'")
+    slots: list[SavedSlot] = []
+    for number, server in enumerate(declared.slots):
+        slot = SavedSlot({}, {})
+        parts: tuple[str, ...] = ("",)
+        for part in count():
+            if part == len(parts):
+                break
+            dumped, [array] = client.request(
+                server, partial(_dump, declared.key, number, part), f"slot {number} of '{name}', to be saved,"
+            )
+            parts, slot.meta = dumped.names, dumped.meta
+            slot.arrays[parts[part]] = array.view(dumped.dtypes[part])
+        slots.append(slot)
+    return declared, slots
+
+
+def write_slots(client: Client, declared: m.Declared, slots: Sequence[SavedSlot]) -> None:
+    """Make a key of what `read_slots` gave. Blocks; nobody may push meanwhile."""
+    keeper, name = declared.slots[0], declared.spec.name
+    # The keeper's last: when it has its part, everybody has, and it lets those in who wait for a first value.
+    for number in sorted(range(len(slots)), key=lambda slot: declared.slots[slot] == keeper):
+        slot = slots[number]
+        for position, (part, array) in enumerate(slot.arrays.items()):
+            restore = partial(
+                m.Restore,
+                key=declared.key,
+                slot=number,
+                name=part,
+                dtype=str(array.dtype),
+                meta=slot.meta,
+                is_last=position == len(slot.arrays) - 1,
+            )
+            client.request(
+                declared.slots[number],
+                lambda n, restore=restore: restore(request=n),  # type: ignore[misc]
+                f"slot {number} of '{name}', to be loaded,",
+                data=(Block(np.ascontiguousarray(array).reshape(-1).view(np.uint8)),),
+            )
 
 
 def save(client: Client, names: Iterable[str], path: str) -> None:
@@ -41,22 +97,10 @@ def save(client: Client, names: Iterable[str], path: str) -> None:
     for name in names:
         if name.startswith("windlass/"):
             continue
-        declared, _ = client.request(MANAGER, lambda n, name=name: m.Lookup(request=n, name=name), f"save '{name}'")  # type: ignore[misc]
-        saved = _SavedKey(declared.spec, [])
-        for slot, server in enumerate(declared.slots):
-            parts: tuple[str, ...] = ("",)
-            for part in count():
-                if part == len(parts):
-                    break
-                dumped, [array] = client.request(
-                    server,
-                    partial(_dump, declared.key, slot, part),
-                    f"slot {slot} of '{name}', to be saved,",
-                )
-                parts = dumped.names
-                tensors[f"{len(keys)}/{slot}/{parts[part]}"] = array.view(dumped.dtypes[part])
-            saved.slots.append({"names": parts, "dtypes": dumped.dtypes, "meta": dumped.meta})
-        keys.append(saved)
+        declared, slots = read_slots(client, name)
+        for number, slot in enumerate(slots):
+            tensors |= {f"{len(keys)}/{number}/{part}": array for part, array in slot.arrays.items()}
+        keys.append(_SavedKey(declared.spec, [slot.described() for slot in slots]))
     metadata = {"format": FORMAT, "keys": msgspec.json.encode(keys).decode()}
     beside = f"{path}.{os.getpid()}.part"
     try:
@@ -94,24 +138,14 @@ def load(client: Client, path: str) -> None:
 def _load_key(client: Client, file: Any, number: int, saved: _SavedKey) -> None:
     name = saved.spec.name
     declared, _ = client.request(MANAGER, lambda n: m.Declare(request=n, spec=saved.spec), f"load '{name}'")
-    keeper = declared.slots[0]
-    # The keeper's last: when it has its part, everybody has, and it lets those in who wait for a first value.
-    for slot in sorted(range(len(saved.slots)), key=lambda slot: declared.slots[slot] == keeper):
-        parts = saved.slots[slot]
-        for number_of_part, part in enumerate(parts["names"]):
-            array = np.ascontiguousarray(file.get_tensor(f"{number}/{slot}/{part}"))
-            restore = partial(
-                m.Restore,
-                key=declared.key,
-                slot=slot,
-                name=part,
-                dtype=parts["dtypes"][number_of_part],
-                meta=parts["meta"],
-                is_last=number_of_part == len(parts["names"]) - 1,
-            )
-            client.request(
-                declared.slots[slot],
-                lambda n, restore=restore: restore(request=n),  # type: ignore[misc]
-                f"slot {slot} of '{name}', to be loaded,",
-                data=(Block(array.reshape(-1).view(np.uint8)),),
-            )
+    slots = [
+        SavedSlot(
+            {
+                part: np.asarray(file.get_tensor(f"{number}/{slot}/{part}")).view(dtype)
+                for part, dtype in zip(parts["names"], parts["dtypes"], strict=True)
+            },
+            parts["meta"],
+        )
+        for slot, parts in enumerate(saved.slots)
+    ]
+    write_slots(client, declared, slots)

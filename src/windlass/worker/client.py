@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from windlass._transport.base import Hub
@@ -294,6 +294,18 @@ class Client:
                 self._step(TICK_SECONDS)
         finally:
             self._turn.give()
+
+    def meet(self, workers: Collection[Incarnation], timeout: float) -> None:
+        """Wait until the generation's workers are these: not some of those who sat here before, and nobody missing.
+        Who does not come within `timeout` is not waited for: what the run does with the others will tell."""
+        deadline = time.monotonic() + timeout
+        while self.state.workers != set(workers) and self.state.failure is None and time.monotonic() < deadline:
+            with self._shield:
+                self._turn.take()
+                try:
+                    self._step(TICK_SECONDS)
+                finally:
+                    self._leave()
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

@@ -86,6 +86,11 @@ class WorkerState:
         return self.generation.number > 0 and all(who in self._linked for who in servers)
 
     @property
+    def workers(self) -> set[Incarnation]:
+        """The workers of the current generation."""
+        return {who for who, node in self.nodes.items() if node.role is Role.WORKER}
+
+    @property
     def is_lowest(self) -> bool:
         """Whether no live worker has a lower rank: the first values are this one's to give."""
         return self.rank == min(node.rank for node in self.nodes.values() if node.role is Role.WORKER)

@@ -1,0 +1,80 @@
+"""`wl.torch.wrap`: a model whose gradients are averaged over the workers, shaped as DistributedDataParallel's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from windlass.engines.cluster import connect
+from windlass.errors import UsageError
+from windlass.torch.averaging import Averaging
+from windlass.torch.backward import Backward
+from windlass.torch.buckets import BUCKET_BYTES
+from windlass.torch.shared_model import SharedModel, TrainingOptions
+from windlass.types import Sequential
+from windlass.worker.store import Store
+
+
+def wrap(
+    model: nn.Module,
+    store: Store | None = None,
+    *,
+    name: str = "model",
+    bucket_bytes: int = BUCKET_BYTES,
+    find_unused_parameters: bool = False,
+) -> Wrapped:
+    """The model, data parallel: after `backward()` every parameter's gradient is the mean over all workers, and any
+    torch optimizer steps on it, in every worker alike. Parameters and buffers begin as rank 0's.
+
+    Every worker calls it, with the same model. Without a store it joins the cluster that this process was started in
+    (`wl.connect()`). Several models on one store need different names.
+    """
+    options = TrainingOptions(name, bucket_bytes, True, find_unused_parameters)
+    return Wrapped(model, store if store is not None else connect(), options)
+
+
+class Wrapped(nn.Module):
+    """What `wrap` returns. `module` is the model; the names of parameters begin with "module.", as under
+    DistributedDataParallel. Batch-norm statistics are each worker's own after the start."""
+
+    def __init__(self, model: nn.Module, store: Store, options: TrainingOptions) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"wrap expects a torch.nn.Module, got {type(model).__name__}")
+        if not isinstance(store.options.consistency, Sequential):
+            raise UsageError(f"wrap expects a store with Sequential(), got {store.options.consistency}")
+        self.module = model
+        named = [(name, tensor, 0) for name, tensor in model.named_parameters() if tensor.requires_grad]
+        if not named:
+            raise UsageError("the model has no parameter that takes gradients")
+        self._shared = SharedModel(store, named, options, mode="wrap")
+        frozen = [tensor for tensor in model.parameters() if not tensor.requires_grad]
+        self._shared.share([*frozen, *(each for each in model.buffers() if each.numel())])
+        self._averaging = Averaging(self._shared)
+        self._backward = Backward(self._shared.tensors, self._averaging.on_gradient, self._averaging.finish)
+
+    @property
+    def store(self) -> Store:
+        return self._shared.store
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> Any:
+        """Inside it, backward only accumulates gradients. The next backward outside averages their sum."""
+        return self._backward.quiet()
+
+    def share_buffers(self) -> None:
+        """Give every worker rank 0's buffers (batch-norm statistics). Every worker calls it; blocks."""
+        self._shared.share([each for each in self.module.buffers() if each.numel()])
+
+    def close(self) -> None:
+        """Take the hooks off the parameters. Safe to repeat."""
+        self._backward.close()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise UsageError("a wrapped model belongs to its store: copy `model.module` instead")
+
+    def extra_repr(self) -> str:
+        return f"{self._shared.who} of {self.store.num_workers}"
