@@ -22,7 +22,7 @@ class Averaging:
     def __init__(self, model: SharedModel) -> None:
         self.lanes: Lanes | None = None
         self._model = model
-        self._means: dict[int, tuple[torch.Tensor, int]] = {}  # what it gave, and the version it had
+        self.has_given = False  # gradients are means, of this step
         self._used = f"{model.options.name}/used"
 
     def on_gradient(self, number: int) -> None:
@@ -42,6 +42,7 @@ class Averaging:
             for number, part in lane.take():
                 if used is None or used[number]:
                     self._give(number, part)
+        self.has_given = True
 
     def _declare(self) -> Lanes:
         model = self._model
@@ -75,30 +76,11 @@ class Averaging:
 
     def _give(self, number: int, mean: torch.Tensor) -> None:
         tensor = self._model.tensors[number]
-        if tensor.device.type == "cpu":
-            tensor.grad = mean
-        else:
-            tensor.grad = mean.to(tensor.device)
-        assert tensor.grad is not None
-        self._means[number] = (tensor.grad, tensor.grad._version)
-
-    @property
-    def has_given(self) -> bool:
-        """Whether gradients are means, of this step."""
-        return bool(self._means)
-
-    def is_touched(self) -> bool:
-        """Whether a gradient is not the mean any more that `finish` made it."""
-        model = self._model
-        for number, tensor in enumerate(model.tensors):
-            mean, version = self._means.get(number, (None, 0))
-            if tensor.grad is not mean or (mean is not None and mean._version != version):
-                return True
-        return False
+        tensor.grad = mean.to(tensor.device)  # the same memory where it is on the CPU
 
     def reset(self) -> None:
         """A step is over."""
-        self._means.clear()
+        self.has_given = False
 
     def forget(self) -> None:
         """Delete its keys. Every worker calls it; blocks."""

@@ -54,6 +54,7 @@ class DataParallel(nn.Module):
                 f"{type(model).__name__} cannot be copied to {', '.join(map(str, self.devices))}: {error}; "
                 "every device needs a replica, made with copy.deepcopy"
             ) from error
+        self._crew: on.Crew | None = None
         # This module stands in the place of the first replica: the same children, parameters and buffers under the
         # same names, for whoever walks over it (an optimizer, a checkpoint, a module that holds this one).
         self._modules = model._modules
@@ -81,7 +82,10 @@ class DataParallel(nn.Module):
         for replica, device, mine in zip(self.replicas[1:], self.devices[1:], values[1:], strict=True):
             mine.update(_follow(self.module, replica, device))
         calls = [_call(*each) for each in zip(self.replicas, values, inputs, strict=True)]
-        return on.gather(on.run(calls, self.devices), self.devices[0])
+        crew, self._crew = self._crew or on.Crew(self.devices), None
+        outputs = crew.run(calls)
+        self._crew = crew  # after an error its threads are out of step: the next forward has new ones
+        return on.gather(outputs, self.devices[0])
 
     def _check_batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         sizes = sorted(on.rows((args, kwargs)))
@@ -110,6 +114,9 @@ class DataParallel(nn.Module):
 
     def _load_from_state_dict(self, *args: Any) -> None:
         self.module._load_from_state_dict(*args)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_crew": None}  # for copy.deepcopy and torch.save: a copy has its own threads
 
     def extra_repr(self) -> str:
         return f"devices=[{', '.join(map(str, self.devices))}], strategy={self.strategy!r}"

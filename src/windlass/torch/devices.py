@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from typing import Any
 
@@ -134,33 +134,47 @@ def _like(sequence: Sequence[Any], items: list[Any]) -> Any:
 # --- running at once ------------------------------------------------------------------------------------------------
 
 
-def run(calls: Sequence[Call], devices: Sequence[torch.device]) -> list[Any]:
-    """Call `calls[i]` for `devices[i]`, all at once, and return what they return. Blocks until all are done.
+class Crew:
+    """A thread for each device, kept for as long as this object: a new one costs more than a small layer.
 
-    Gradient mode and autocast are the caller's in all of them. If some raise, the error of the lowest goes to the
-    caller as it is, with a note that names its device. Under `torch.use_deterministic_algorithms(True)` they run one
-    after the other: random numbers (dropout) on the CPU come from one generator, and which replica draws first must not
-    depend on the threads.
+    torch numbers what it records thread by thread, and backward takes the highest number first. As every device's
+    thread always has the same work to record, backward goes through the replicas layer by layer: the last layers'
+    gradients are complete while the first layers' are still to come.
     """
-    modes = _Modes()
-    pairs = zip(calls, devices, strict=True)
-    tasks = [_Task(call, device, f"device {i} of {len(devices)}", modes) for i, (call, device) in enumerate(pairs, 1)]
-    if len(tasks) == 1 or torch.are_deterministic_algorithms_enabled():
-        for task in tasks:
-            task.run()
-    else:
-        # A thread for each, made anew. torch numbers what it records thread by thread, and backward takes the highest
-        # number first: when all start from 0, backward goes through the replicas layer by layer, and the last layers'
-        # gradients are complete while the first layers' are still to come.
-        threads = [threading.Thread(target=task.run, name=f"windlass-{task.which}") for task in tasks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for task in tasks:
-        if task.error is not None:
-            raise task.error
-    return [task.result for task in tasks]
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self.devices = devices
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix=f"windlass-{device}") for device in devices]
+        _share_cores(self._threads, devices)
+
+    def run(self, calls: Sequence[Call]) -> list[Any]:
+        """Call `calls[i]` for the i-th device, all at once, and return what they return. Blocks until all are done.
+        Devices for which there is no call rest.
+
+        Gradient mode and autocast are the caller's in all of them. If some raise, the error of the lowest goes to the
+        caller as it is, with a note that names its device. Under `torch.use_deterministic_algorithms(True)` they run
+        one after the other: random numbers (dropout) on the CPU come from one generator, and which replica draws first
+        must not depend on the threads.
+        """
+        modes, count = _Modes(), len(self.devices)
+        tasks = [
+            _guard(call, device, f"device {i} of {count}", modes)
+            for i, (call, device) in enumerate(zip(calls, self.devices, strict=False), start=1)
+        ]
+        if len(tasks) == 1 or torch.are_deterministic_algorithms_enabled():
+            return [task() for task in tasks]
+        futures = [thread.submit(task) for thread, task in zip(self._threads, tasks, strict=False)]
+        wait(futures)  # nobody may still be at work on the replicas when the caller goes on
+        return [future.result() for future in futures]
+
+
+def _share_cores(threads: Sequence[ThreadPoolExecutor], devices: Sequence[torch.device]) -> None:
+    """Operations on the CPU use many cores each; replicas that run there at once have a part of them each."""
+    on_cpu = [thread for thread, device in zip(threads, devices, strict=True) if device.type == "cpu"]
+    before = torch.get_num_threads()
+    for thread in on_cpu:
+        thread.submit(torch.set_num_threads, max(1, before // len(on_cpu))).result()
+    torch.set_num_threads(before)  # it is also the default for threads to come
 
 
 class _Modes:
@@ -184,19 +198,14 @@ class _Modes:
             stack.enter_context(torch.cuda.device(device))
 
 
-class _Task:
-    """One device's work: its result or its error."""
+def _guard(call: Call, device: torch.device, which: str, modes: _Modes) -> Call:
+    def task() -> Any:
+        with ExitStack() as stack:
+            modes.enter(stack, device)
+            try:
+                return call()
+            except BaseException as error:
+                error.add_note(f"raised on {device}, {which}")
+                raise
 
-    def __init__(self, call: Call, device: torch.device, which: str, modes: _Modes) -> None:
-        self.call, self.device, self.which, self.modes = call, device, which, modes
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            with ExitStack() as stack:
-                self.modes.enter(stack, self.device)
-                self.result = self.call()
-        except BaseException as error:
-            error.add_note(f"raised on {self.device}, {self.which}")
-            self.error = error
+    return task

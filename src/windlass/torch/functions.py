@@ -73,7 +73,7 @@ def train_batch(
             f"device_params has the parameters of {len(device_params)} devices, devices names {len(found)}"
         )
     calls = [partial(_backward, *each, net, loss) for each in zip(X_parts, y_parts, device_params, strict=True)]
-    losses = on.run(calls, found)
+    losses = on.Crew(found).run(calls)
     grads = [_together(same) for same in zip(*device_params, strict=True)]
     allreduce_many([each for each in grads if each], strategy=strategy)
     with torch.no_grad():
@@ -116,12 +116,12 @@ def evaluate(
     Each batch is cut over the devices; it may be smaller than their number.
     """
     found = on.resolve(_devices_of(model) if devices is None else devices)
-    models = _models(model, found)
+    models, crew = _models(model, found), on.Crew(found)
     batches = [data] if isinstance(data, tuple) and isinstance(data[0], torch.Tensor) else data
     right = total = 0
     with torch.no_grad():
         for X, y in batches:
-            right += _count(models, (X, y), found)
+            right += _count(models, (X, y), crew)
             total += y.numel()
     if not total:
         raise UsageError("evaluate got no samples: data is empty, or an iterator that was used up")
@@ -157,14 +157,14 @@ def _evaluated(model: nn.Module, device: torch.device) -> nn.Module:
     return (copied if shared else copied.to(device)).eval()
 
 
-def _count(models: Sequence[Model], batch: Batch, devices: Sequence[torch.device]) -> int:
+def _count(models: Sequence[Model], batch: Batch, crew: on.Crew) -> int:
     """How many of the batch's samples are labelled right."""
     X, y = batch
-    used = devices[: len(y)]
+    used = crew.devices[: len(y)]
     if not used:
         return 0
     calls = [partial(_right, *each) for each in zip(models, *split_batch(X, y, used), strict=False)]
-    return sum(int(each) for each in on.run(calls, used))
+    return sum(int(each) for each in crew.run(calls))
 
 
 def _right(model: Model, X: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

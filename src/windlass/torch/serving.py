@@ -46,7 +46,9 @@ class Serving:
         self._rules = [rule_of(optimizer, group) for group in optimizer.param_groups]
         self._passes = [0] * len(model.tensors)  # how often each gradient is accumulated before it leaves
         self._loaded: state.State = {}  # from load_state_dict, until there are keys for it
-        self._hypers: list[dict[str, float] | None] = []  # as they were at the end of backward
+        # As they were at the end of the first backward:
+        self._hypers: list[dict[str, float] | None] = []
+        self._seen: list[tuple[torch.Tensor | None, int]] = []
 
     # --- during backward --------------------------------------------------------------------------------------------
 
@@ -76,6 +78,17 @@ class Serving:
             self._averaging.finish()
         if self.plan is Plan.FIRST:
             self._hypers = self._all_hypers()
+            grads = [tensor.grad for tensor in self._model.tensors]
+            self._seen = [(grad, grad._version) if grad is not None else (None, 0) for grad in grads]
+
+    def _is_touched(self) -> bool:
+        """Whether gradients or parameter groups are not as they were at the end of backward."""
+        grads = [tensor.grad for tensor in self._model.tensors]
+        is_same = len(self._seen) == len(grads) and all(
+            grad is seen and (grad is None or grad._version == version)
+            for grad, (seen, version) in zip(grads, self._seen, strict=True)
+        )
+        return not is_same or self._hypers != self._all_hypers()
 
     def _hyper(self, group: int) -> dict[str, float] | None:
         return self._rules[group].hyper(self._optimizer.param_groups[group], self._model.who)
@@ -117,10 +130,9 @@ class Serving:
             if self._must_average():
                 averaging.finish()
             numbers = averaging.lanes.numbers if averaging.lanes is not None else []
-            is_touched = is_touched or averaging.is_touched()
         else:
             numbers = model.agree_on_gradients()
-        is_touched = is_touched or self._hypers != self._all_hypers() or not model.options.overlap
+        is_touched = is_touched or self._is_touched() or not model.options.overlap
         if any(gather(model.store, is_touched)):
             self.plan = Plan.AVERAGED if averaging is not None else Plan.AT_STEP
         else:
