@@ -16,8 +16,25 @@ $(VENV)/.ready: $(VENV)/.base
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,torch]'
 	touch $@
 
-demo: $(VENV)/.base
-	$(BIN)/windlass demo
+$(VENV)/.demo: $(VENV)/.base
+	@echo "Setting up $(VENV) for the demo: a minute or two"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo]'
+	touch $@
+
+# Debian has the whole Fashion-MNIST as a package. Where it cannot be installed the demo finds another way.
+define FASHION_MNIST
+if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -d /usr/share/datasets/fashion-mnist ]; then \
+	echo "Installing Debian's package dataset-fashion-mnist (30 MB), if it is to be had"; \
+	apt="timeout 60 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=5 -o Acquire::https::Timeout=5"; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	{ $$apt install -y dataset-fashion-mnist || { $$apt update && $$apt install -y dataset-fashion-mnist; }; } \
+		</dev/null >/dev/null 2>&1 || true; \
+fi
+endef
+
+demo: $(VENV)/.demo
+	@$(FASHION_MNIST)
+	$(BIN)/windlass demo $(ARGS)
 
 test: check
 	$(BIN)/python -m pytest

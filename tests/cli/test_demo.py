@@ -3,40 +3,96 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
-from tests.cli.command import EXAMPLES, WINDLASS, windlass
+import psutil
+import pytest
 
-SMALL = ("demo", "--workers", "2", "--steps", "50", "--features", "20", "--pause", "0.5")
+from tests.apps.sets import cut
+from tests.cli.command import WINDLASS, finish, started, windlass
+from windlass.cli.demo import Demo, demo
+from windlass.errors import UsageError
+from windlass.types import Eventual, Sequential
+
+ROW = re.compile(r"^ +(\d+) +([\d.]+) +([\d.]+) +([\d.]+) +([\d,]+) *$", re.MULTILINE)
 
 
-def rows(text: str) -> dict[str, list[float]]:
-    """The numbers of the result table, by consistency."""
-    found = re.findall(r"^(sequential|bounded\(2\)|eventual) +([\d.,% ]+)$", text, re.MULTILINE)
-    return {name: [float(cell) for cell in re.sub("[,%]", "", cells).split()] for name, cells in found}
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cut(tmp_path_factory.mktemp("set"), train=600, test=200).directory
 
 
-def test_the_demo_fits_under_all_three_consistencies_and_compares_them() -> None:
-    done = windlass(*SMALL)
+def rows(text: str) -> list[tuple[int, float, float]]:
+    """Number, loss and accuracy of each epoch in the table."""
+    return [(int(number), float(loss), float(accuracy)) for number, loss, accuracy, _, _ in ROW.findall(text)]
+
+
+def asked(directory: Path, **changes: object) -> Demo:
+    default = {
+        "servers": 1,
+        "workers": 2,
+        "devices": "1",
+        "consistency": Sequential(),
+        "mode": "store",
+        "data": str(directory),
+        "epochs": 2,
+        "batch_size": 100,
+        "lr": 0.2,
+        "seed": 0,
+        "plot": directory / "curves.png",
+        "is_plain": True,
+    }
+    return Demo(**{**default, **changes})
+
+
+# --- it trains --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(150)  # ten seconds of work, on a machine that may have other things to do
+def test_the_demo_learns_on_the_sample_and_says_that_it_is_the_sample(tmp_path) -> None:
+    """The short form: a sixteenth of the batch, and so sixteen times the steps in one pass."""
+    picture = tmp_path / "windlass-demo.png"
+    command = [WINDLASS, "demo", "--data", "sample", "--epochs", "1", "--batch-size", "16"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=140, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
-    for name in ("sequential", "bounded(2)", "eventual"):
-        assert re.search(rf"^{re.escape(name)} +100%  loss ", done.stdout, re.MULTILINE)
-    table = rows(done.stdout)
-    assert list(table) == ["sequential", "bounded(2)", "eventual"]
-    for _, steps_per_second, loss, distance, _ in table.values():
-        assert steps_per_second > 0
-        assert loss < 0.2
-        assert distance < 10
-    assert table["sequential"][4] == 0.0
-    assert table["bounded(2)"][4] <= 2.0
+    assert "\r" not in done.stdout
+    assert "LeNet on the sample of Fashion-MNIST that ships with Windlass" in done.stdout
+    assert "10,000 images to train on and 2,000 to test" in done.stdout
+    assert "2 servers and 2 workers" in done.stdout
+    [(number, loss, accuracy)] = rows(done.stdout)
+    assert number == 1
+    assert loss < 2.1
+    assert accuracy > 0.4
+    assert f"Test accuracy {accuracy:.4f} after 1 epoch" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_demo_shows_bars_on_a_terminal_of_80_columns() -> None:
+def test_workers_show_the_numbers_of_the_plain_loop(data, capsys) -> None:
+    demo(asked(data))
+    plain = capsys.readouterr().out
+    demo(asked(data, is_plain=False, mode="allreduce"))
+    together = capsys.readouterr().out
+    assert "A plain torch loop, without Windlass" in plain
+    assert "mode allreduce" in together
+    for one, other in zip(rows(plain), rows(together), strict=True):
+        assert one == pytest.approx(other, abs=2e-4)
+    assert "training loss" in plain  # the curves
+    assert "⠉" in plain
+
+
+# --- on a terminal ----------------------------------------------------------------------------------------------------
+
+
+def test_a_terminal_shows_a_bar_for_each_worker_and_a_table_that_grows(data) -> None:
     ours, theirs = pty.openpty()
     environment = os.environ | {"COLUMNS": "80", "LINES": "40", "TERM": "xterm-256color"}
-    with subprocess.Popen([WINDLASS, *SMALL], stdout=theirs, stderr=theirs, env=environment) as demo:
+    options = ["--epochs", "3", "--devices", "2", "--consistency", "bounded:2", "--plot", str(data / "terminal.svg")]
+    command = [WINDLASS, "demo", "--data", str(data), *options]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
         os.close(theirs)
         shown = b""
         try:
@@ -45,24 +101,73 @@ def test_the_demo_shows_bars_on_a_terminal_of_80_columns() -> None:
         except OSError:  # Linux says EIO at the end of a terminal
             pass
         os.close(ours)
-    assert demo.returncode == 0
+    assert process.returncode == 0
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    bars = [line for line in re.split(r"[\r\n]+", plain) if "━" in line]
-    assert any("eventual" in bar and "100 %" in bar for bar in bars)
-    assert max(map(len, bars)) <= 80
+    lines = re.split(r"[\r\n]+", plain)
+    bars = [line for line in lines if "━" in line]
+    assert "devices 2; bounded(2), mode store" in re.sub(r"\s+", " ", plain)
+    for worker in ("worker-0", "worker-1"):
+        assert any(re.search(rf"{worker} .*epoch +\d of 3 loss 2\.\d+", bar) for bar in bars)
+    assert max(map(len, lines)) <= 80
+    assert [number for number, _, _ in rows("\n".join(lines))] == [1, 2, 3]
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l")  # the cursor is back
 
 
-def test_the_linear_example_finds_the_truth_in_every_worker() -> None:
-    done = windlass("run", "--servers", 2, "--workers", 4, EXAMPLES / "linear.py")
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = sorted(done.stdout.splitlines())
-    assert [line.split(": ")[0] for line in lines] == [f"[worker-{n}] distance to the truth" for n in range(4)]
-    assert all(float(line.split(": ")[1]) < 0.01 for line in lines)
+def test_ctrl_c_leaves_with_a_word_and_nothing_behind(data) -> None:
+    with started("demo", "--data", data, "--epochs", 999) as process:
+        assert process.stdout is not None
+        while not rows(process.stdout.readline()):
+            assert process.poll() is None
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        status, out, err, seconds = finish(process)
+    assert (status, err) == (130, "")
+    assert re.search(r"^Stopped by Ctrl-C after \d epochs?\.$", out, re.MULTILINE)
+    assert seconds < 10
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert len(children) >= 5
+    assert not alive
 
 
-def test_the_notebook_example_counts_every_push() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / "notebook_style.py")], capture_output=True, text=True, timeout=40
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "in the end   [100. 100. 100.]" in done.stdout
+# --- what may be missing or wrong -------------------------------------------------------------------------------------
+
+
+def test_without_matplotlib_the_demo_says_how_to_get_the_picture(data, capsys, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    picture = data / "none.png"
+    demo(asked(data, epochs=1, plot=picture))
+    assert "which needs matplotlib: pip install 'windlass[demo]'" in capsys.readouterr().out
+    assert not picture.exists()
+
+
+def test_without_torch_the_demo_says_how_to_get_it(data, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UsageError, match=r"trains with PyTorch, which is not here: pip install 'windlass\[demo\]'"):
+        demo(asked(data))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mode": "ring"}, "--mode expects store or allreduce, got 'ring'"),
+        ({"mode": "allreduce", "consistency": Eventual()}, "--mode allreduce expects --consistency sequential"),
+        ({"plot": Path("/nonexistent/a.png")}, "--plot: there is no directory /nonexistent"),
+        ({"plot": Path("curves")}, "--plot expects a name that ends in .png, .svg, .pdf, got 'curves'"),
+        ({"data": "/nonexistent"}, "expected auto, full, sample or a directory that has the idx files"),
+        ({"devices": "cuda:7,cuda:8", "is_plain": False}, "device 'cuda:7' does not exist"),
+        ({"devices": "cpu,cpu,cpu", "is_plain": False}, "as many for each of 2 workers, got 3"),
+        ({"devices": "60", "is_plain": False}, "a batch is shared by 120 devices"),
+        ({"lr": 0.0}, "--lr expects a number above 0, got 0"),
+        ({"devices": "0"}, "--devices expects a number of at least 1, or names, got 0"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_started(data, changes, message) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        demo(asked(data, **changes))
+
+
+def test_an_error_is_one_line_and_a_status() -> None:
+    done = windlass("demo", "--mode", "ring")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "windlass: --mode expects store or allreduce, got 'ring'\n"

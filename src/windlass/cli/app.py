@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -131,21 +132,66 @@ def status(
     raise typer.Exit(code)
 
 
-@app.command(epilog="Examples:\n\n[b]windlass demo[/b]\n\n[b]windlass demo --workers 8 --transport tcp[/b]")
+@app.command(
+    epilog="Examples:\n\n[b]windlass demo[/b]\n\n[b]windlass demo --workers 4 --consistency bounded:2[/b]\n\n"
+    "[b]windlass demo --plain[/b]"
+)
 def demo(
     context: typer.Context,
     servers: Servers = 2,
-    workers: Workers = 4,
-    transport: Transport = "auto",
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps of each worker under each consistency.")] = 400,
-    features: Annotated[int, typer.Option(min=1, metavar="N", help="Weights of the model.")] = 100,
-    pause: Annotated[float, typer.Option(min=0.0, help="Mean pause of a worker in each step.", metavar="MS")] = 2.0,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="For the data and the pauses.")] = 0,
+    workers: Workers = 2,
+    devices: Annotated[
+        str,
+        typer.Option(
+            metavar="N|NAMES", help="Replicas on the CPU in each worker; or cuda:0,cuda:1,... dealt out to the workers."
+        ),
+    ] = "1",
+    consistency: Annotated[
+        str, typer.Option(metavar="POLICY", help="[b]sequential[/b], [b]bounded:N[/b] or [b]eventual[/b].")
+    ] = "sequential",
+    mode: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Who runs the optimizer: the servers ([b]store[/b]) or all workers ([b]allreduce[/b])."
+        ),
+    ] = "store",
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="WHICH",
+            help="[b]full[/b], the [b]sample[/b] in the package, auto (full if it can be had), or a directory.",
+        ),
+    ] = "auto",
+    epochs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Passes over the data.", show_default="10; 25 of the sample")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="N", help="Images in a step, of all workers.")] = 256,
+    lr: Annotated[float, typer.Option(metavar="RATE", help="Learning rate.")] = 0.2,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="For the weights and the order of images.")] = 0,
+    plot: Annotated[
+        Path, typer.Option(metavar="FILE", help="Where to write the curves as a picture.")
+    ] = Path("windlass-demo.png"),
+    plain: Annotated[bool, typer.Option("--plain", help="A plain torch loop instead, to compare with.")] = False,
 ) -> None:
-    """Fit a linear model under the three consistencies and compare them."""
+    """Train LeNet on Fashion-MNIST and watch it learn."""
+    from windlass.cli.demo import Demo
     from windlass.cli.demo import demo as show
-    from windlass.cli.fit import Problem
+    from windlass.cli.run import parse_consistency
 
     with _reported(context):
-        problem = Problem(features=features, steps=steps, batch=32, pause_seconds=pause / 1e3, seed=seed)
-        show(servers=servers, workers=workers, transport=transport, problem=problem)
+        show(
+            Demo(
+                servers=servers,
+                workers=workers,
+                devices=devices,
+                consistency=parse_consistency(consistency),
+                mode=mode,
+                data=data,
+                epochs=epochs,
+                batch_size=batch_size,
+                lr=lr,
+                seed=seed,
+                plot=plot,
+                is_plain=plain,
+            )
+        )

@@ -1,125 +1,160 @@
-"""`windlass demo`: the same model under the three consistencies, watched while it is fitted, compared at the end."""
+"""`windlass demo`: LeNet on Fashion-MNIST, trained by servers and workers, watched while it learns."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-import msgspec
-import numpy as np
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from windlass.cli.fit import NOISE, Floats, Keys, Problem, declare, fit
+from windlass.apps import fashion, report
+from windlass.apps.plan import Plan
+from windlass.cli.board import Board, Course, show_curves
+from windlass.cli.chart import write_picture
 from windlass.engines.cluster import Cluster
-from windlass.errors import WindlassError
-from windlass.types import Bounded, Consistency, Eventual, Sequential
-from windlass.worker.driver import DriverStore
+from windlass.errors import UsageError, WindlassError
+from windlass.types import Consistency, Sequential
+from windlass.worker.store import Store
 
-POLICIES: dict[str, Consistency] = {"sequential": Sequential(), "bounded(2)": Bounded(2), "eventual": Eventual()}
+EPOCHS = 10
+SAMPLE_EPOCHS = 25
+"""An epoch of the sample has a sixth of the steps, and the network needs some 300 before it begins to learn."""
+
 WATCH_SECONDS = 0.1
-MEASURED_EXAMPLES = 1000
-PLAIN_REPORTS = 4
-
-Report = Callable[[float, float], None]
-"""Told the fraction done and the loss now."""
+MODES = ("store", "allreduce")
+PICTURES = (".png", ".svg", ".pdf")
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    name: str
-    seconds: float
-    steps_per_second: float
-    loss: float
-    distance: float
-    staleness: float
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """What the user asked for."""
+
+    servers: int
+    workers: int
+    devices: str
+    consistency: Consistency
+    mode: str
+    data: str
+    epochs: int | None
+    batch_size: int
+    lr: float
+    seed: int
+    plot: Path
+    is_plain: bool
+
+    @property
+    def num_seats(self) -> int:
+        """How many share a batch."""
+        return 1 if self.is_plain else self.workers
+
+    def check(self) -> None:
+        """Raise UsageError for what could only fail later."""
+        if self.mode not in MODES:
+            raise UsageError(f"--mode expects {' or '.join(MODES)}, got {self.mode!r}")
+        if self.mode == "allreduce" and not isinstance(self.consistency, Sequential):
+            raise UsageError(f"--mode allreduce expects --consistency sequential, got {self.consistency}")
+        if not self.lr > 0:
+            raise UsageError(f"--lr expects a number above 0, got {self.lr:g}")
+        if self.devices.isdecimal() and int(self.devices) < 1:
+            raise UsageError(f"--devices expects a number of at least 1, or names, got {self.devices}")
+        if self.plot.suffix not in PICTURES:
+            raise UsageError(f"--plot expects a name that ends in {', '.join(PICTURES)}, got '{self.plot}'")
+        if not self.plot.absolute().parent.is_dir():
+            raise UsageError(f"--plot: there is no directory {self.plot.absolute().parent}")
+        if importlib.util.find_spec("torch") is None:
+            raise UsageError("the demo trains with PyTorch, which is not here: pip install 'windlass[demo]'")
 
 
-class Measure:
-    """How good weights are, on examples that no worker has."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._truth = problem.truth()
-        self._x, self._y = problem.examples(-1, MEASURED_EXAMPLES)
-
-    def loss(self, w: Floats) -> float:
-        return float(np.mean(np.square(self._x @ w - self._y)))
-
-    def distance(self, w: Floats) -> float:
-        return float(np.linalg.norm(w - self._truth) / np.linalg.norm(self._truth))
-
-
-def demo(*, servers: int, workers: int, transport: str, problem: Problem) -> None:
-    """Blocks for a few seconds; raises WindlassError when the cluster fails."""
-    console = Console()
-    console.print(
-        f"Fitting a linear model of {problem.features} weights with {_count(servers, 'server')} and "
-        f"{_count(workers, 'worker')}, each a process of its own; {problem.steps} steps a worker."
-    )
+def demo(asked: Demo) -> None:
+    """Blocks until it has trained. Raises UsageError, or what else went wrong in the cluster. After Ctrl-C it says how
+    far it came and raises KeyboardInterrupt; nothing is left running then."""
+    asked.check()
+    console = Console(highlight=False)
+    epochs: list[report.Epoch] = []
     began = time.monotonic()
-    with Cluster(servers=servers, workers=workers, transport=transport) as cluster:
-        console.print(f"The cluster was ready after {time.monotonic() - began:.1f} s.", highlight=False)
-        console.print()
-        _warm_up(cluster, problem)
-        with _reports(console) as begin:
-            results = [_fit_one(cluster, name, problem, begin(name)) for name in POLICIES]
-    console.print()
-    console.print(_table(results))
-    console.print()
-    console.print(
-        f"Workers pause at random (mean {problem.pause_seconds * 1e3:g} ms a step). A sequential pull waits for all of "
-        "them; a bounded one is at most 2 steps of any worker behind; an eventual one never waits. The noise in "
-        f"the data alone makes a loss of about {NOISE**2:g}.",
-        style="dim",
-        highlight=False,
+    try:
+        _train(asked, console, epochs)
+    except KeyboardInterrupt:
+        _say(console, f"Stopped by Ctrl-C after {_count(len(epochs), 'epoch')}.")
+        raise
+    _conclude(console, asked, epochs, time.monotonic() - began)
+
+
+def _train(asked: Demo, console: Console, epochs: list[report.Epoch]) -> None:
+    """Train, and show it; the epochs are added to the list as they end."""
+    source = fashion.find(asked.data, fashion.default_places(os.environ), lambda text: _say(console, text))
+    data = source.load()
+    num_epochs = asked.epochs or (SAMPLE_EPOCHS if source.is_sample else EPOCHS)
+    _introduce(console, asked, source, data, num_epochs)
+    plan = Plan(
+        source=source,
+        epochs=num_epochs,
+        batch_size=asked.batch_size,
+        lr=asked.lr,
+        seed=asked.seed,
+        mode=asked.mode,
+        devices=_devices(asked),
     )
+    plan.check(data, asked.num_seats)
+    _check_devices(plan)
+    names = ("plain loop",) if asked.is_plain else tuple(f"worker-{rank}" for rank in range(asked.workers))
+    board = Board(console, Course(names, num_epochs, plan.steps_per_epoch(data)), epochs)
+    if asked.is_plain:
+        with board:
+            _train_alone(plan, board)
+        return
+    is_sequential = isinstance(asked.consistency, Sequential)
+    with console.status(f"Starting {_count(asked.servers, 'server')} and {_count(asked.workers, 'worker')}"):
+        cluster = Cluster(
+            servers=asked.servers, workers=asked.workers, consistency=asked.consistency, deterministic=is_sequential
+        )
+    with cluster, board, _watched(cluster, plan.epochs, len(data.test.labels), board):
+        cluster.run(_work, plan)
 
 
-def _warm_up(cluster: Cluster, problem: Problem) -> None:
-    """One step that nobody times: on a new machine the servers compile their kernels in it."""
-    keys, policy = Keys.of("warm-up"), POLICIES["sequential"]
-    declare(cluster.store(), keys, policy, problem, cluster.num_workers)
-    cluster.run(fit, keys, policy, msgspec.structs.replace(problem, steps=1, pause_seconds=0.0))
+def _work(store: Store, plan: Plan) -> None:
+    """In a worker. The driver does without torch, which takes two seconds to load: the workers load it all at once."""
+    from windlass.apps.lenet import train
+
+    train(store, plan)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _train_alone(plan: Plan, board: Board) -> None:
+    from windlass.apps.lenet import train_alone
+
+    train_alone(plan, _Direct(board))
 
 
-def _fit_one(cluster: Cluster, name: str, problem: Problem, report: Report) -> Result:
-    keys, store, measure = Keys.of(name), cluster.store(), Measure(problem)
-    declare(store, keys, POLICIES[name], problem, cluster.num_workers)
-    with _watched(store, keys, problem.steps * cluster.num_workers, measure, report):
-        began = time.monotonic()
-        staleness = cluster.run(fit, keys, POLICIES[name], problem)
-        seconds = time.monotonic() - began
-    w = store.pull(keys.weights)
-    report(1.0, measure.loss(w))
-    return Result(
-        name=name,
-        seconds=seconds,
-        steps_per_second=problem.steps * cluster.num_workers / seconds,
-        loss=measure.loss(w),
-        distance=measure.distance(w),
-        staleness=sum(staleness) / len(staleness),
-    )
+class _Direct:
+    """Shows what the plain loop reports."""
+
+    def __init__(self, board: Board) -> None:
+        self._board, self._done = board, report.Steps(0, 0.0, 0)
+
+    def step(self, done: report.Steps) -> None:
+        self._done = report.Steps(*(before + more for before, more in zip(self._done, done, strict=True)))
+        self._board.show([self._done], [])
+
+    def epoch(self, number: int, share: report.Share) -> None:
+        self._board.show([self._done], [report.epoch_of(number, report.row_of(share, 0, 1))])
 
 
 @contextmanager
-def _watched(store: DriverStore, keys: Keys, total: int, measure: Measure, report: Report) -> Iterator[None]:
-    """Inside, a thread reads the store as it changes. The driver is no worker: nobody waits for its reads."""
-    is_over = threading.Event()
+def _watched(cluster: Cluster, epochs: int, tests: int, board: Board) -> Iterator[None]:
+    """Inside, a thread shows what is in the store. The driver is no worker: nobody waits for its reads."""
+    store, is_over = cluster.store(), threading.Event()
+    report.declare(store, workers=cluster.num_workers, epochs=epochs)
 
     def watch() -> None:
         try:
             while not is_over.wait(WATCH_SECONDS):
-                w, steps = store.pull([keys.weights, keys.steps])
-                report(float(steps.sum()) / total, measure.loss(w))
+                board.show(*report.read(store, tests=tests))
         except WindlassError:
             pass  # the run will say what happened to the cluster
 
@@ -127,60 +162,86 @@ def _watched(store: DriverStore, keys: Keys, total: int, measure: Measure, repor
     thread.start()
     try:
         yield
+        is_over.set()
+        thread.join()
+        board.show(*report.read(store, tests=tests))
     finally:
         is_over.set()
         thread.join(1.0)
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- what was asked ---------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _reports(console: Console) -> Iterator[Callable[[str], Report]]:
-    """Gives a function that begins a bar on a terminal, and lines of text elsewhere."""
-    if not console.is_terminal:
-        yield lambda name: _plain_report(console, name)
-        return
-    columns = (
-        TextColumn("{task.description:<10}", style="bold"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("loss {task.fields[loss]:<8}"),
-        TimeElapsedColumn(),
+def _devices(asked: Demo) -> tuple[str, ...]:
+    """A number is so many replicas on the CPU for each worker; names are dealt out."""
+    if asked.devices.isdecimal():
+        return ("cpu",) * (int(asked.devices) * asked.num_seats)
+    return tuple(name.strip() for name in asked.devices.split(","))
+
+
+def _check_devices(plan: Plan) -> None:
+    """Raise UsageError for a device that does not exist."""
+    if set(plan.devices) != {"cpu"}:
+        from windlass.torch.devices import resolve
+
+        resolve(plan.devices)
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+
+def _introduce(console: Console, asked: Demo, source: fashion.Source, data: fashion.Data, epochs: int) -> None:
+    counts = f"{len(data.train.labels):,} images to train on and {len(data.test.labels):,} to test"
+    if source.is_sample:
+        _say(console, f"LeNet on the sample of Fashion-MNIST that ships with Windlass, a sixth of it: {counts}.")
+    else:
+        _say(console, f"LeNet on Fashion-MNIST: {counts}, from {source.directory}.")
+    who = f"{_count(asked.servers, 'server')} and {_count(asked.workers, 'worker')}, each a process of its own"
+    if asked.devices != "1":
+        who += f", devices {asked.devices}"
+    how = f"batches of {asked.batch_size}, learning rate {asked.lr:g}, seed {asked.seed}, {_count(epochs, 'epoch')}"
+    if asked.is_plain:
+        _say(console, f"A plain torch loop, without Windlass; {how}.")
+    else:
+        _say(console, f"{who}; {_policy(asked.consistency)}, mode {asked.mode}; {how}.")
+    console.print()
+
+
+def _conclude(console: Console, asked: Demo, epochs: Sequence[report.Epoch], seconds: float) -> None:
+    mean = sum(epoch.seconds for epoch in epochs) / len(epochs)
+    console.print()
+    _say(
+        console,
+        f"Test accuracy {epochs[-1].accuracy:.4f} after {_count(len(epochs), 'epoch')} of {mean:.1f} s; "
+        f"{seconds:.0f} s in all.",
     )
-    with Progress(*columns, console=console, expand=console.width <= 100) as progress:
-
-        def begin(name: str) -> Report:
-            task = progress.add_task(name, total=1.0, loss="")
-            return lambda done, loss: progress.update(task, completed=done, loss=f"{loss:.4f}")
-
-        yield begin
+    if len(epochs) > 1:
+        console.print()
+        show_curves(console, epochs)
+    console.print()
+    _say(console, _picture(asked, epochs))
 
 
-def _plain_report(console: Console, name: str) -> Report:
-    shown = 0
+def _picture(asked: Demo, epochs: Sequence[report.Epoch]) -> str:
+    who = "plain loop" if asked.is_plain else f"{_count(asked.servers, 'server')}, {_count(asked.workers, 'worker')}"
+    title = f"LeNet on Fashion-MNIST ({who}, batch {asked.batch_size}, learning rate {asked.lr:g})"
+    try:
+        write_picture(asked.plot, epochs, title)
+    except ImportError:
+        return "The curves are not in a picture, which needs matplotlib: pip install 'windlass[demo]'"
+    except (OSError, ValueError) as error:
+        return f"The curves could not be written to {asked.plot}: {error}"
+    return f"The curves are in {asked.plot}."
 
-    def report(done: float, loss: float) -> None:
-        nonlocal shown
-        if int(done * PLAIN_REPORTS) > shown:
-            shown = int(done * PLAIN_REPORTS)
-            console.print(f"{name:<10} {done:4.0%}  loss {loss:.4f}", highlight=False)
 
-    return report
+def _policy(consistency: Consistency) -> str:
+    return str(consistency).lower().removesuffix("()").replace("delay=", "")
 
 
-def _table(results: list[Result]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("consistency")
-    for heading in ("seconds", "steps/s", "final loss", "distance", "staleness"):
-        table.add_column(heading, justify="right")
-    for one in results:
-        table.add_row(
-            f"[bold]{one.name}[/bold]",
-            f"{one.seconds:.2f}",
-            f"{one.steps_per_second:,.0f}",
-            f"{one.loss:.4f}",
-            f"{one.distance:.2%}",
-            f"{one.staleness:.2f}",
-        )
-    return table
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, soft_wrap=not console.is_terminal)
