@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +12,11 @@ import typer
 from rich.console import Console
 
 from bench import ours
+from bench.cells import measure_cells
 from bench.links import measure_links
-from bench.measure import Cell, Contender, Effort, copy_bytes_per_second, measure
+from bench.measure import Cell, Effort
 from bench.memory import measure_memory
-from bench.peers import MissingPeer, Peer, check_peers
+from bench.peers import MissingPeer, check_peers
 from bench.round_trip import measure_round_trip
 from bench.table import Report, markdown, show, write_section
 
@@ -66,7 +66,8 @@ def main(
     effort = Effort(alternations=alternations, sample_seconds=sample_seconds)
     names = [name.value for name in OursName if not only or name in only]
     for count in workers:
-        measure_cells(report, [Cell(count, size) for size in elements or ELEMENTS], names, effort, console)
+        cells = [Cell(count, size) for size in elements or ELEMENTS]
+        measure_cells(report, cells, lambda count=count: ours.contenders(names, count), effort, console)
     if extras:
         measure_extras(report, console)
     show(report, Console(width=None if sys.stdout.isatty() else 160))
@@ -74,29 +75,6 @@ def main(
         write_section(markdown_file, SECTION, markdown(report))
     if any(verdict.is_kept is False for verdict in report.verdicts):
         raise typer.Exit(1)
-
-
-def measure_cells(report: Report, cells: list[Cell], names: list[str], effort: Effort, console: Console) -> None:
-    """All cells of one number of workers, with one group of processes for each contender."""
-    num_workers = cells[0].workers
-    with ExitStack() as stack, console.status("") as status:
-        status.update(f"{num_workers} workers: starting")
-        report.copy_bytes_per_second.append(copy_bytes_per_second())
-        contenders: list[Contender] = []
-        for one in ours.contenders(names, num_workers):
-            stack.callback(one.close)
-            contenders.append(one)
-        for name in report.peers:
-            peer = Peer(name, num_workers)
-            stack.callback(peer.close)
-            contenders.append(peer)
-        for cell in cells:
-            title = f"{num_workers} workers, {cell.size}"
-            measured = measure(cell, contenders, effort, lambda text, title=title: status.update(f"{title}: {text}"))
-            report.cells.append(measured)
-            report.copy_bytes_per_second.append(copy_bytes_per_second(repeats=3))
-            told = ", ".join(f"{name} {(measured.median(name) or 0) * 1e3:.3g}" for name in measured.samples)
-            console.print(f"{title}: {told} ms")
 
 
 def measure_extras(report: Report, console: Console) -> None:

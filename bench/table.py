@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from bench.measure import Measured
 from bench.peers import SETTINGS, version
-from bench.targets import Verdict, judge
+from bench.targets import TARGETS, Targets, Verdict, judge
 
 NAMES = {
     "shm": "Windlass, plain arrays",
@@ -37,10 +37,13 @@ class Extra:
 
 @dataclass(slots=True)
 class Report:
-    """Everything that one run has measured."""
+    """Everything that one run has measured, what it is called and what it is held to."""
 
     command: str
     peers: Sequence[str] = ()
+    title: str = "push + pull of one float32 tensor by all workers, medians"
+    names: Mapping[str, str] = field(default_factory=lambda: NAMES)
+    targets: Targets = field(default_factory=lambda: TARGETS)
     copy_bytes_per_second: list[float] = field(default_factory=list)
     cells: list[Measured] = field(default_factory=list)
     extras: list[Extra] = field(default_factory=list)
@@ -52,8 +55,11 @@ class Report:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        judged = [verdict for cell in self.cells for name in cell.samples for verdict in judge(cell, name)]
+        judged = [verdict for cell in self.cells for name in cell.samples for verdict in self.judge(cell, name)]
         return judged + [extra.verdict for extra in self.extras]
+
+    def judge(self, measured: Measured, name: str) -> list[Verdict]:
+        return judge(measured, name, self.targets)
 
 
 def rows(report: Report) -> list[tuple[str, ...]]:
@@ -64,10 +70,10 @@ def rows(report: Report) -> list[tuple[str, ...]]:
         for name in measured.samples:
             time = measured.median(name)
             assert time is not None
-            verdicts = judge(measured, name)
+            verdicts = report.judge(measured, name)
             ratios = ["" if name in SETTINGS else _ratio(measured.median(peer), time) for peer in ("gloo", "mpi")]
             made.append((
-                str(cell.workers), cell.size, NAMES[name], _ms(time), *ratios, f"{time / floor:.1f}",
+                str(cell.workers), cell.size, report.names[name], _ms(time), *ratios, f"{time / floor:.1f}",
                 ", ".join(verdict.target for verdict in verdicts), ", ".join(verdict.word for verdict in verdicts),
             ))
     return made
@@ -83,12 +89,12 @@ def _ms(seconds: float) -> str:
 
 def show(report: Report, console: Console) -> None:
     """Print the tables, colours and all."""
-    table = Table(*COLUMNS, title="push + pull of one float32 tensor by all workers, medians")
+    table = Table(*COLUMNS, title=report.title)
     last = None
     for row in rows(report):
         if last is not None and row[:2] != last[:2]:
             table.add_section()
-        table.add_row(*(row if last is None or row[:2] != last[:2] else ("", "", *row[2:])), style=_style(row[-1]))
+        table.add_row(*(row if last is None or row[:2] != last[:2] else ("", "", *row[2:])), style=style(row[-1]))
         last = row
     if report.cells:
         console.print(table)
@@ -96,13 +102,13 @@ def show(report: Report, console: Console) -> None:
         more = Table("what", "found", "target", "verdict", title="and")
         for extra in report.extras:
             verdict = extra.verdict
-            more.add_row(extra.what, extra.found, verdict.target, verdict.word, style=_style(verdict.word))
+            more.add_row(extra.what, extra.found, verdict.target, verdict.word, style=style(verdict.word))
         console.print(more)
     for note in notes(report):
         console.print(f"[dim]{note}", soft_wrap=True)
 
 
-def _style(verdict: str) -> str | None:
+def style(verdict: str) -> str | None:
     return "red" if "MISS" in verdict else "green" if "PASS" in verdict else None
 
 
@@ -117,7 +123,7 @@ def notes(report: Report) -> list[str]:
         "workers × bytes / copy bandwidth, where all cores together copied "
         f"{report.bandwidth / 1e9:.1f} GB/s in this run.",
     ]
-    return said + [f"{NAMES[peer]}: {SETTINGS[peer]}." for peer in report.peers]
+    return said + [f"{report.names[peer]}: {SETTINGS[peer]}." for peer in report.peers]
 
 
 def machine() -> str:
@@ -139,14 +145,14 @@ def versions(peers: Sequence[str]) -> str:
 def markdown(report: Report) -> str:
     """The section for the documentation."""
     lines = [f"- Machine: {machine()}", f"- Versions: {versions(report.peers)}", f"- Command: `{report.command}`", ""]
-    lines += _grid(COLUMNS, rows(report)) if report.cells else []
+    lines += grid(COLUMNS, rows(report)) if report.cells else []
     if report.extras:
         found = [(one.what, one.found, one.verdict.target, one.verdict.word) for one in report.extras]
-        lines += ["", *_grid(("what", "found", "target", "verdict"), found)]
+        lines += ["", *grid(("what", "found", "target", "verdict"), found)]
     return "\n".join([*lines, "", *(f"- {note}" for note in notes(report)), ""])
 
 
-def _grid(titles: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+def grid(titles: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (titles, ["---"] * len(titles), *body)]
 
 
