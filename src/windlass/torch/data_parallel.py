@@ -78,6 +78,8 @@ class DataParallel(nn.Module):
         """
         self._check_batch(args, kwargs)
         inputs = on.scatter((args, kwargs), self.devices)
+        if len(self.devices) == 1:
+            return self.module(*inputs[0][0], **inputs[0][1])
         values = _spread(dict(self.module.named_parameters()), self.devices, self.strategy)
         for replica, device, mine in zip(self.replicas[1:], self.devices[1:], values[1:], strict=True):
             mine.update(_follow(self.module, replica, device))

@@ -63,6 +63,7 @@ class Optimizer(torch.optim.Optimizer):
         else:
             self._averaging = Averaging(self._model)
             self._backward = Backward(self._model.tensors, self._averaging.on_gradient, self._averaging.finish)
+        self._begin_step()
 
     @property
     def store(self) -> Store:
@@ -74,6 +75,22 @@ class Optimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the mean of all workers' gradients; every parameter is new when it returns. Blocks."""
+        if closure is None:
+            self._computing.end()
+        with self.store.trace("step", category="optimizer"):
+            loss = self._step(closure)
+        self._whole_step.end()
+        self._begin_step()
+        return loss
+
+    def _begin_step(self) -> None:
+        """In a trace, all that the script does between two steps counts as compute."""
+        self._whole_step = self.store.trace("training step", category="step")
+        self._computing = self.store.trace("forward and backward")
+        self._whole_step.begin()
+        self._computing.begin()
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         if self._serving is not None:
             loss = None
             if closure is not None:

@@ -1,0 +1,82 @@
+"""What leaves when, on a link that is slow: seen in the trace."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+import windlass as wl
+from windlass import trace
+
+LAYERS = 6
+WIDTH = 512  # 1 MiB a layer
+STEPS = 4
+
+
+class _Slow(torch.autograd.Function):
+    """A matrix product whose backward takes its time."""
+
+    @staticmethod
+    def forward(ctx, x, weight, seconds):
+        ctx.save_for_backward(x, weight)
+        ctx.seconds = seconds
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        time.sleep(ctx.seconds)
+        return grad @ weight.T, x.T @ grad, None
+
+
+class Layer(nn.Module):
+    def __init__(self, seconds: float, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(width))
+        self._seconds = seconds
+
+    def forward(self, x):
+        return _Slow.apply(x, self.weight, self._seconds)
+
+
+def train(store, seconds, width):
+    model = nn.Sequential(*(Layer(seconds, width) for _ in range(LAYERS)))
+    optimizer = wl.torch.Optimizer(
+        torch.optim.SGD(model.parameters(), lr=1e-3), store, named_parameters=model.named_parameters()
+    )
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.ones(2, width)).mean().backward()
+        optimizer.step()
+
+
+def traced(tmp_path, seconds, rate, width=WIDTH):
+    path = str(tmp_path / "trace.json")
+    with wl.Cluster(workers=2, transport="tcp", link_bytes_per_second=rate, trace=path) as cluster:
+        cluster.run(train, seconds, width)
+    return path
+
+
+def test_communication_is_hidden_behind_a_backward_that_is_long_enough(tmp_path):
+    path = traced(tmp_path, 0.04, 100_000_000)
+    rows = [row for row in trace.overlap(path) if row.step is not None and 1 <= row.step < STEPS]
+    assert len(rows) == 2 * (STEPS - 1)
+    assert trace.share_hidden(rows) > 0.6
+
+
+def test_on_a_link_that_is_too_slow_the_first_layers_come_back_first(tmp_path):
+    path = traced(tmp_path, 0.0, 40_000_000, width=1024)  # 4 MiB a layer, and backward takes no time
+    ends: dict[str, list[tuple[float, str]]] = {}
+    for event in trace.load(path):
+        if event.get("cat") == "pushpull" and "weight" in event["name"]:
+            layer = event["name"].split("optimizer/")[1].split(".")[0].strip("'")
+            ends.setdefault(str(event["pid"]), []).append((event["ts"] + event["dur"], layer))
+    assert len(ends) == 2
+    for came in ends.values():
+        order = [layer for _, layer in sorted(came)][-LAYERS:]  # the last step
+        assert sorted(order) == [str(number) for number in range(LAYERS)]
+        # The last layers are on their way before the first is known; of those that wait, the first goes first.
+        assert order.index("0") <= 2
+        assert [layer for layer in order if layer in "0123"] == ["0", "1", "2", "3"]
