@@ -77,7 +77,7 @@ class Board:
         self._progress.update(bar, completed=step, where=f"epoch {epoch + 1:>2} of {self._course.epochs}")
         if now.images > before.images:
             loss = (now.loss - before.loss) / (now.images - before.images)
-            self._progress.update(bar, loss=f"loss {loss:.4f}")
+            self._progress.update(bar, loss=f"loss {loss:.3f}")
 
     def _say(self, text: str, style: str = "") -> None:
         self._console.print(Text(text, style), soft_wrap=True)

@@ -39,7 +39,8 @@ def _plot(values: Sequence[float], high: float, columns: int) -> list[list[int]]
         if not math.isfinite(value):
             before = None
             continue
-        y = round((1 - min(1.0, value / (high or 1.0))) * floor)
+        part = min(1.0, max(0.0, value / (high or 1.0)))
+        y = round((1 - part) * floor)
         start = y if before is None else before
         for dot in range(min(start, y), max(start, y) + 1):
             cells[dot // 4][x // 2] |= _DOTS[dot % 4][x % 2]
