@@ -44,7 +44,10 @@ class Layer(nn.Module):
 def train(store, seconds, width):
     model = nn.Sequential(*(Layer(seconds, width) for _ in range(LAYERS)))
     optimizer = wl.torch.Optimizer(
-        torch.optim.SGD(model.parameters(), lr=1e-3), store, named_parameters=model.named_parameters()
+        torch.optim.SGD(model.parameters(), lr=1e-3),
+        store,
+        named_parameters=model.named_parameters(),
+        bucket_bytes=0,  # each layer its own
     )
     for _ in range(STEPS):
         optimizer.zero_grad()
