@@ -13,6 +13,7 @@ import pytest
 
 from tests.apps.sets import cut
 from tests.cli.command import WINDLASS, finish, started, windlass
+from windlass import trace
 from windlass.cli.demo import Demo, demo
 from windlass.errors import UsageError
 from windlass.types import Eventual, Sequential
@@ -43,6 +44,7 @@ def asked(directory: Path, **changes: object) -> Demo:
         "lr": 0.2,
         "seed": 0,
         "plot": directory / "curves.png",
+        "trace": "",
         "is_plain": True,
     }
     return Demo(**{**default, **changes})
@@ -74,7 +76,8 @@ def test_the_demo_learns_on_the_sample_and_says_that_it_is_the_sample(tmp_path) 
 def test_workers_show_the_numbers_of_the_plain_loop(data, capsys) -> None:
     demo(asked(data))
     plain = capsys.readouterr().out
-    demo(asked(data, is_plain=False, mode="allreduce"))
+    record = str(data / "trace.json")
+    demo(asked(data, is_plain=False, mode="allreduce", trace=record))
     together = capsys.readouterr().out
     assert "A plain torch loop, without Windlass" in plain
     assert "mode allreduce" in together
@@ -82,6 +85,10 @@ def test_workers_show_the_numbers_of_the_plain_loop(data, capsys) -> None:
         assert one == pytest.approx(other, abs=2e-4)
     assert "training loss" in plain  # the curves
     assert "⠉" in plain
+    assert f"The trace is in {record}" in together
+    steps = [(row.worker, row.step) for row in trace.overlap(record)]
+    assert {worker for worker, _ in steps} == {"worker-0", "worker-1"}
+    assert len(steps) >= 2 * 11  # two workers, two epochs of six steps; the first has nothing before it
 
 
 # --- on a terminal ----------------------------------------------------------------------------------------------------
@@ -158,6 +165,8 @@ def test_without_torch_the_demo_says_how_to_get_it(data, monkeypatch) -> None:
         ({"devices": "cuda:7,cuda:8", "is_plain": False}, "device 'cuda:7' does not exist"),
         ({"devices": "cpu,cpu,cpu", "is_plain": False}, "as many for each of 2 workers, got 3"),
         ({"devices": "60", "is_plain": False}, "a batch is shared by 120 devices"),
+        ({"trace": "a.json"}, "--trace shows servers and workers, and --plain has none"),
+        ({"trace": "/nonexistent/a.json", "is_plain": False}, "there is no directory '/nonexistent'"),
         ({"lr": 0.0}, "--lr expects a number above 0, got 0"),
         ({"devices": "0"}, "--devices expects a number of at least 1, or names, got 0"),
     ],

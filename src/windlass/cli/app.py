@@ -171,6 +171,9 @@ def demo(
     plot: Annotated[
         Path, typer.Option(metavar="FILE", help="Where to write the curves as a picture.")
     ] = Path("windlass-demo.png"),
+    trace: Annotated[
+        str, typer.Option(help="Write there, at the end, what every node did and when; for Perfetto.", metavar="FILE")
+    ] = "",
     plain: Annotated[bool, typer.Option("--plain", help="A plain torch loop instead, to compare with.")] = False,
 ) -> None:
     """Train LeNet on Fashion-MNIST and watch it learn."""
@@ -192,6 +195,7 @@ def demo(
                 lr=lr,
                 seed=seed,
                 plot=plot,
+                trace=trace,
                 is_plain=plain,
             )
         )

@@ -19,6 +19,7 @@ from windlass.cli.board import Board, Course, show_curves
 from windlass.cli.chart import write_picture
 from windlass.engines.cluster import Cluster
 from windlass.errors import UsageError, WindlassError
+from windlass.trace.collector import check_path
 from windlass.types import Consistency, Sequential
 from windlass.worker.store import Store
 
@@ -46,6 +47,7 @@ class Demo:
     lr: float
     seed: int
     plot: Path
+    trace: str
     is_plain: bool
 
     @property
@@ -59,6 +61,9 @@ class Demo:
             raise UsageError(f"--mode expects {' or '.join(MODES)}, got {self.mode!r}")
         if self.mode == "allreduce" and not isinstance(self.consistency, Sequential):
             raise UsageError(f"--mode allreduce expects --consistency sequential, got {self.consistency}")
+        if self.trace and self.is_plain:
+            raise UsageError("--trace shows servers and workers, and --plain has none: leave one of them out")
+        check_path(self.trace)
         if not self.lr > 0:
             raise UsageError(f"--lr expects a number above 0, got {self.lr:g}")
         if self.devices.isdecimal() and int(self.devices) < 1:
@@ -112,7 +117,11 @@ def _train(asked: Demo, console: Console, epochs: list[report.Epoch]) -> None:
     is_sequential = isinstance(asked.consistency, Sequential)
     with console.status(f"Starting {_count(asked.servers, 'server')} and {_count(asked.workers, 'worker')}"):
         cluster = Cluster(
-            servers=asked.servers, workers=asked.workers, consistency=asked.consistency, deterministic=is_sequential
+            servers=asked.servers,
+            workers=asked.workers,
+            consistency=asked.consistency,
+            deterministic=is_sequential,
+            trace=asked.trace,
         )
     with cluster, board, _watched(cluster, plan.epochs, len(data.test.labels), board):
         cluster.run(_work, plan)
@@ -221,6 +230,8 @@ def _conclude(console: Console, asked: Demo, epochs: Sequence[report.Epoch], sec
         show_curves(console, epochs)
     console.print()
     _say(console, _picture(asked, epochs))
+    if asked.trace:
+        _say(console, f"The trace is in {asked.trace}: open it at https://ui.perfetto.dev, or see docs/tracing.md.")
 
 
 def _picture(asked: Demo, epochs: Sequence[report.Epoch]) -> str:
