@@ -9,6 +9,7 @@ import numpy as np
 
 from windlass.collectives.backend import Backend
 from windlass.collectives.call import Call, Verb
+from windlass.collectives.fused import reduce_fused
 from windlass.collectives.holders import Holder, HostHolder, holder_of
 from windlass.collectives.reducing import reducer_of
 from windlass.collectives.schedule import Action, Schedule, Step, cut
@@ -37,8 +38,9 @@ def allreduce(
     """
     kind = check_tensors(tensors, "allreduce")
     reducer = reducer_of(reduce, kind.dtype, "allreduce")
-    chosen = _choose(check_strategy(strategy), tensors, kind)
-    execute(plan(chosen, len(tensors), kind.size, machines), tensors, kind, reducer)
+    asked = check_strategy(strategy)
+    if asked is not Strategy.AUTO or not reduce_fused(tensors, kind, reducer):
+        execute(plan(_choose(asked, tensors, kind), len(tensors), kind.size, machines), tensors, kind, reducer)
     return tensors
 
 
@@ -62,6 +64,8 @@ def allreduce_many(
     asked = check_strategy(strategy)
     homes = spread([kind.size for kind in kinds], len(tensors[0])) if tensors else []
     for each, kind, reducer, home in zip(tensors, kinds, reducers, homes, strict=True):
+        if asked is Strategy.AUTO and reduce_fused(each, kind, reducer):
+            continue
         chosen = _choose(asked, each, kind)
         if chosen is Strategy.SHARDED:
             # Seen from its home, the tensor is aggregated on the first device.
@@ -160,6 +164,9 @@ class DeviceBackend(Backend):
 
     def carry_out(self, call: Call, opened: Any, machines: Machines | None) -> None:
         agreed = call.terms
+        is_native = agreed.verb is Verb.ALLREDUCE and agreed.strategy is Strategy.AUTO
+        if is_native and reduce_fused(call.tensor, agreed.kind, agreed.reducer):
+            return
         if agreed.verb is not Verb.BARRIER:
             schedule = agreed.schedule(self.size, machines, _choose(Strategy.AUTO, call.tensor, agreed.kind))
             execute(schedule, call.tensor, agreed.kind, agreed.reducer)

@@ -105,7 +105,7 @@ class SharedBackend(Backend):
         self._out[0] = address
         if reduction is not None:
             own = (0, kind.size) if agreed.verb is Verb.ALLREDUCE else cut(0, kind.size, self.size)[self.rank]
-            reduction.run(self._out, payloads, *own, past_cache=False)
+            reduction.run(self._out, payloads, *own)
         elif agreed.verb is Verb.BROADCAST:
             kernels.copy(self._out, payloads[[agreed.root]], np.array([kind.nbytes]), False)
         else:
@@ -130,7 +130,7 @@ class SharedBackend(Backend):
         for start in range(lo, hi, chunk):
             stop = min(hi, start + chunk)
             if reduction is not None:
-                reduction.run(outs, addresses, start, stop, past_cache=past_cache)
+                reduction.run(outs, addresses, start, stop)
             else:
                 offset, lengths = start * itemsize, np.full(others.size, (stop - start) * itemsize)
                 kernels.copy(others + offset, np.full_like(others, addresses[source] + offset), lengths, past_cache)

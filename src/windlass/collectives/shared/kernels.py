@@ -4,7 +4,7 @@ Memory is given by address, as in `store/kernels.py`, whose reduction this uses;
 releases the interpreter lock, and nothing here takes long: a wait returns after `WAIT_NANOSECONDS`, a caller cuts a
 large reduction into pieces, so that Ctrl-C and the death of a peer are noticed in between.
 
-What is written past the cache must not be wanted soon: it is for results that are far larger than the cache.
+What is copied past the cache must not be wanted soon: it is for results that are far larger than the cache.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def copy(tos: Array, sources: Array, lengths: Array, past_cache: bool) -> None:
 
 
 @jit
-def reduce(outs: Array, job: Array, scratch: Array, halves: Array, past_cache: bool) -> None:
+def reduce(outs: Array, job: Array, scratch: Array, halves: Array) -> None:
     """Reduce the job's inputs, elements job[LO] to job[HI], and write the result to every out. An address is where
     element 0 is, or would be. Outs may be the inputs' own memory."""
     part = job.copy()
@@ -163,10 +163,5 @@ def reduce(outs: Array, job: Array, scratch: Array, halves: Array, past_cache: b
             part[i] = job[i] + start * itemsize
         kernels.assign(scratch, scratch, halves, part, scratch)
         for i in range(outs.size):
-            to = outs[i] + start * itemsize
-            if past_cache:
-                _move_past_cache(to, source, length * itemsize)
-            else:
-                move(to, source, length * itemsize)
-    if past_cache:
-        fence()
+            # Not past the cache: mostly this is what has just been read, and is in the cache already.
+            move(outs[i] + start * itemsize, source, length * itemsize)

@@ -1,8 +1,9 @@
 """Plain tensors through shared memory, in pieces that stay in the cache.
 
 A tensor has one *part* for each member. A *piece* is as much of every part as fits its room: a member copies its
-piece in, reduces its own part's share of everybody's piece, and copies everybody's results out. The three run side by
-side on successive pieces, so that there is one meeting for each piece:
+piece in, reduces its own part's share of everybody's piece, and copies the others' results out. Its own part it neither
+copies in nor out: it is the one that reduces it. The three run side by side on successive pieces, so that there is one
+meeting for each piece:
 
     meeting         1        2        3        4
     copy in    p0   |   p1   |   p2   |        |
@@ -45,13 +46,13 @@ def control_bytes(members: int) -> int:
 @dataclass(frozen=True, slots=True)
 class _Route:
     """Which parts this member copies in; which it copies out, and from where, by turn and part; how many pieces later;
-    and where its own part's result goes, by turn, if not into its tensor."""
+    and where its own part's result goes, by turn, besides into its tensor."""
 
     gives: Array
     takes: Array
     sources: Array
     lag: int
-    results: Array | None = None
+    results: Array
 
 
 class Pipeline:
@@ -82,12 +83,9 @@ class Pipeline:
 
         def reduce(piece: int, reduction: Reduction) -> None:
             length = min(share, int(lengths[rank]) - piece * share) // itemsize
-            inputs = self._pieces[piece % 2, :, rank]
-            if route.results is not None:
-                reduction.run(route.results[piece % 2], inputs, 0, length, past_cache=False)
-            else:
-                out = starts[rank : rank + 1] + piece * share
-                reduction.run(out, inputs, 0, length, past_cache=past_cache)
+            inputs, own = self._pieces[piece % 2, :, rank].copy(), starts[rank] + piece * share
+            inputs[rank] = own
+            reduction.run(np.append(route.results[piece % 2], own), inputs, 0, length)
 
         def copy_in(piece: int) -> None:
             left = np.clip(lengths - piece * share, 0, share)
@@ -107,17 +105,17 @@ class Pipeline:
     def _route(self, call: Call) -> _Route:
         rank = self._meeting.rank
         everyone, nobody = np.arange(self._meeting.size), np.empty(0, np.int64)
+        others, nowhere = np.delete(everyone, rank), self._results[:, :0]
         match call.terms.verb:
             case Verb.ALLREDUCE:
-                return _Route(everyone, everyone, self._results, 2, self._results[:, rank : rank + 1])
+                return _Route(others, others, self._results, 2, self._results[:, rank : rank + 1])
             case Verb.REDUCE_SCATTER:
-                return _Route(everyone, nobody, self._results, 1)
+                return _Route(others, nobody, self._results, 1, nowhere)
             case Verb.ALL_GATHER:
-                own = self._pieces[:, everyone, everyone]
-                return _Route(everyone[rank : rank + 1], np.delete(everyone, rank), own, 1)
+                return _Route(everyone[[rank]], others, self._pieces[:, everyone, everyone], 1, nowhere)
             case Verb.BROADCAST if rank == call.terms.root:
-                return _Route(everyone, nobody, self._results, 1)
+                return _Route(everyone, nobody, self._results, 1, nowhere)
             case Verb.BROADCAST:
-                return _Route(nobody, everyone, self._pieces[:, call.terms.root], 1)
+                return _Route(nobody, everyone, self._pieces[:, call.terms.root], 1, nowhere)
             case _:
                 raise AssertionError(f"{call.terms.verb} moves no tensor")

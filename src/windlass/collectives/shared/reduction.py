@@ -30,7 +30,7 @@ class Reduction:
             self._scratch: Array = np.empty(kernels.BLOCK, np.float64 if dtype == "float64" else np.float32)
             self._halves = np.empty(kernels.BLOCK if dtype in HALVES else 0, np.uint16)
 
-    def run(self, outs: Array, inputs: Array, lo: int, hi: int, *, past_cache: bool) -> None:
+    def run(self, outs: Array, inputs: Array, lo: int, hi: int) -> None:
         """Reduce elements lo to hi of the inputs, in rank order, and write them to all outs, which may be the inputs
         themselves. Addresses are those of element 0."""
         if not self._is_fused:
@@ -39,7 +39,7 @@ class Reduction:
         elif lo < hi:
             job = self._job
             job[INPUTS:], job[LO], job[HI] = inputs, lo, hi
-            kernels.reduce(outs, job, self._scratch, self._halves, past_cache)
+            kernels.reduce(outs, job, self._scratch, self._halves)
 
     def _run_block(self, outs: Array, inputs: Array, offset: int, length: int) -> None:
         storage, is_half = STORAGE[self._dtype], self._dtype in HALVES
