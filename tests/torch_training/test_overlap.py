@@ -41,7 +41,7 @@ class Layer(nn.Module):
         return _Slow.apply(x, self.weight, self._seconds)
 
 
-def train(store, seconds, width):
+def train(store, seconds, width, steps):
     model = nn.Sequential(*(Layer(seconds, width) for _ in range(LAYERS)))
     optimizer = wl.torch.Optimizer(
         torch.optim.SGD(model.parameters(), lr=1e-3),
@@ -49,16 +49,16 @@ def train(store, seconds, width):
         named_parameters=model.named_parameters(),
         bucket_bytes=0,  # each layer its own
     )
-    for _ in range(STEPS):
+    for _ in range(steps):
         optimizer.zero_grad()
         model(torch.ones(2, width)).mean().backward()
         optimizer.step()
 
 
-def traced(tmp_path, seconds, rate, width=WIDTH):
+def traced(tmp_path, seconds, rate, width=WIDTH, steps=STEPS):
     path = str(tmp_path / "trace.json")
     with wl.Cluster(workers=2, transport="tcp", link_bytes_per_second=rate, trace=path) as cluster:
-        cluster.run(train, seconds, width)
+        cluster.run(train, seconds, width, steps)
     return path
 
 
@@ -70,7 +70,7 @@ def test_communication_is_hidden_behind_a_backward_that_is_long_enough(tmp_path)
 
 
 def test_on_a_link_that_is_too_slow_the_first_layers_come_back_first(tmp_path):
-    path = traced(tmp_path, 0.0, 60_000_000, width=1024)  # 4 MiB a layer, and backward takes no time
+    path = traced(tmp_path, 0.0, 20_000_000, width=1024, steps=2)  # 4 MiB a layer, and backward takes no time
     ends: dict[str, list[tuple[float, str]]] = {}
     for event in trace.load(path):
         if event.get("cat") == "pushpull" and "weight" in event["name"]:
