@@ -48,7 +48,7 @@ soak: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[mpi]'
-	$(BIN)/python -m bench.dense --markdown docs/benchmarks.md
+	for page in dense collectives training; do $(BIN)/python -m bench.$$page --markdown docs/benchmarks.md; done
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
