@@ -263,3 +263,27 @@ def test_an_old_graph_is_told_that_its_parameters_are_old():
         one_step(None, model, optimizer)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             stale.backward()
+
+
+def test_a_grad_scaler_that_comes_later_is_not_ignored():
+    with wl.Store() as store:
+        model, optimizer = start(store)
+        scaler = torch.amp.GradScaler("cpu")
+        x, y = batches(1)[0]
+        for _ in range(2):
+            one_step(None, model, optimizer)
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, x, y)).backward()
+        scaler.unscale_(optimizer)
+        with pytest.raises(wl.UsageError, match="scaled by a GradScaler that the first step did not have"):
+            scaler.step(optimizer)
+
+
+def test_a_new_optimizer_on_the_same_model_takes_over():
+    with wl.Store() as store:
+        model, first = start(store)
+        one_step(None, model, first)
+        model, second = start(store, model)
+        for _ in range(3):
+            one_step(None, model, second)
+        assert store.version(next(iter(store.keys()))) == 3

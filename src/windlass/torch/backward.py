@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 
+_LISTENER = "_windlass_backward"
+
+
 class Backward:
     """Calls `on_gradient(number)` as soon as a parameter's gradient is accumulated, and `on_end()` when backward is
     over, before its caller goes on; what these raise, `backward()` raises.
@@ -28,6 +31,12 @@ class Backward:
         self.has_unsent = False
         self._on_gradient, self._on_end = on_gradient, on_end
         self._graph = -1  # the backward for which the end is already asked for
+        for tensor in tensors:
+            # Two that both listen to a parameter would both send its gradients: the newer takes over.
+            earlier = getattr(tensor, _LISTENER, None)
+            if isinstance(earlier, Backward) and earlier is not self:
+                earlier.close()
+            setattr(tensor, _LISTENER, self)
         self._hooks = [
             tensor.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
             for number, tensor in enumerate(tensors)

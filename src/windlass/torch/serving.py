@@ -100,16 +100,16 @@ class Serving:
 
     def skip(self) -> None:
         """No step is taken for these gradients."""
+        self._check_not_left()
         if self._averaging is not None:
             self._averaging.reset()
-        if self.lanes is not None:
-            for lane in self.lanes:
-                self._check_untouched(lane)
         self.backward.reset()
 
     def step(self, *, is_touched: bool = False) -> None:
         """Send what has not left, wait for the new values, in the order in which forward needs them. Blocks.
         `is_touched` says that the gradients are not what backward made them, where that does not show."""
+        if is_touched:
+            self._check_not_left()
         if self.plan is Plan.FIRST:
             self._rehearse(is_touched)
         elif self.plan is Plan.AVERAGED:
@@ -214,6 +214,14 @@ class Serving:
         for number in lane.missing:
             if self._model.tensors[number].grad is not None:
                 self.lanes.stage(number)
+
+    def _check_not_left(self) -> None:
+        """A GradScaler's gradients must not have left: what they were scaled by has not."""
+        if self.plan is Plan.EARLY:
+            raise UsageError(
+                f"{self._model.who}: gradients left during backward, scaled by a GradScaler that the first step did not "
+                "have; use it from the first step on, or pass overlap=False to wl.torch.Optimizer"
+            )
 
     def _check_untouched(self, lane: Lane) -> None:
         """What left during backward must be what step would have sent."""
