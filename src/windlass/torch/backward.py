@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-
 _LISTENER = "_windlass_backward"
 
 

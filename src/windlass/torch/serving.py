@@ -219,8 +219,8 @@ class Serving:
         """A GradScaler's gradients must not have left: what they were scaled by has not."""
         if self.plan is Plan.EARLY:
             raise UsageError(
-                f"{self._model.who}: gradients left during backward, scaled by a GradScaler that the first step did not "
-                "have; use it from the first step on, or pass overlap=False to wl.torch.Optimizer"
+                f"{self._model.who}: gradients left during backward, scaled by a GradScaler that the first step did "
+                "not have; use it from the first step on, or pass overlap=False to wl.torch.Optimizer"
             )
 
     def _check_untouched(self, lane: Lane) -> None:
