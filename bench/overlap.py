@@ -22,8 +22,7 @@ STEPS = 6
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of the steps after the first two. `is_early`: pushes left before backward ended, in every step and worker;
-    `is_ordered`: of what was still to come at the end of backward, earlier layers came first."""
+    """Medians over the steps after the first two. `is_early`: pushes left before backward ended, in every step."""
 
     share_hidden: float
     communication_seconds: float
@@ -70,9 +69,9 @@ def _train(store: wl.Store) -> bool:
 class Slow(nn.Module):
     """A layer whose backward takes at least so long."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, width: int = WIDTH) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.eye(WIDTH) * 0.5)
+        self.weight = nn.Parameter(torch.eye(width) * 0.5)
         self._seconds = seconds
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 from torch import nn
 
 import windlass as wl
+from bench.overlap import Slow
 from windlass import trace
 
 LAYERS = 8
@@ -15,34 +14,8 @@ WIDTH = 512  # 1 MiB a layer
 STEPS = 3
 
 
-class _Slow(torch.autograd.Function):
-    """A matrix product whose backward takes its time."""
-
-    @staticmethod
-    def forward(ctx, x, weight, seconds):
-        ctx.save_for_backward(x, weight)
-        ctx.seconds = seconds
-        return x @ weight
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        time.sleep(ctx.seconds)
-        return grad @ weight.T, x.T @ grad, None
-
-
-class Layer(nn.Module):
-    def __init__(self, seconds: float, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(width))
-        self._seconds = seconds
-
-    def forward(self, x):
-        return _Slow.apply(x, self.weight, self._seconds)
-
-
 def train(store, seconds, width, steps):
-    model = nn.Sequential(*(Layer(seconds, width) for _ in range(LAYERS)))
+    model = nn.Sequential(*(Slow(seconds, width) for _ in range(LAYERS)))
     optimizer = wl.torch.Optimizer(
         torch.optim.SGD(model.parameters(), lr=1e-3),
         store,
