@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+from bench.overlap import Slow
 from torch import nn
 
 import windlass as wl
-from bench.overlap import Slow
 from windlass import trace
 
 LAYERS = 8
