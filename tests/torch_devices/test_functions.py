@@ -120,7 +120,13 @@ def test_evaluate_takes_a_data_parallel_model_and_one_function_for_each_device()
     plain.load_state_dict(model.state_dict())
     assert wl.torch.evaluate(model, (X, y)) == wl.torch.evaluate(plain, (X, y))
     seen = []
-    functions = [lambda part, i=i: seen.append((i, len(part))) or torch.zeros(len(part), 4) for i in range(2)]
+
+    def zeros(part, number):
+        seen.append((number, len(part)))
+        assert not torch.is_grad_enabled()
+        return torch.zeros(len(part), 4)
+
+    functions = [lambda part, i=i: zeros(part, i) for i in range(2)]
     assert wl.torch.evaluate(functions, (X, y), ["cpu"] * 2) == (y == 0).sum().item() / len(y)
     assert sorted(seen) == [(0, 10), (1, 10)]
 

@@ -173,8 +173,14 @@ def _share_cores(threads: Sequence[ThreadPoolExecutor], devices: Sequence[torch.
     on_cpu = [thread for thread, device in zip(threads, devices, strict=True) if device.type == "cpu"]
     before = torch.get_num_threads()
     for thread in on_cpu:
-        thread.submit(torch.set_num_threads, max(1, before // len(on_cpu))).result()
+        thread.submit(_use_cores, max(1, before // len(on_cpu))).result()
     torch.set_num_threads(before)  # it is also the default for threads to come
+
+
+def _use_cores(count: int) -> None:
+    """Set it for this thread, after torch has given it the default: at its first question, or its first work."""
+    torch.get_num_threads()
+    torch.set_num_threads(count)
 
 
 class _Modes:
