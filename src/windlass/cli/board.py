@@ -15,6 +15,9 @@ from rich.text import Text
 from windlass.apps.report import Epoch, Steps
 from windlass.cli.chart import chart
 
+TEXT_COLUMNS = 43
+"""What stands beside a bar, and room at its end: a Ctrl-C is echoed there, and must not begin a line."""
+
 HEADING = "epoch      loss   test accuracy   seconds   images/s"
 
 
@@ -35,11 +38,10 @@ class Board:
         self._before = [Steps(0, 0.0, 0)] * len(course.workers)
         self._progress = Progress(
             TextColumn("{task.description}", style="bold"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=max(8, min(40, console.width - TEXT_COLUMNS))),
             TextColumn("{task.fields[where]}"),
             TextColumn("{task.fields[loss]}"),
             console=console,
-            expand=console.width <= 100,
             transient=True,
             disable=not console.is_terminal,
         )
@@ -71,8 +73,10 @@ class Board:
             self._before[index] = now
 
     def _move(self, bar: TaskID, before: Steps, now: Steps) -> None:
+        if not now.steps:
+            return
         epoch, step = divmod(int(now.steps), self._course.steps_per_epoch)
-        if now.steps and not step:
+        if not step:
             epoch, step = epoch - 1, self._course.steps_per_epoch  # the end of one epoch, not the beginning of the next
         self._progress.update(bar, completed=step, where=f"epoch {epoch + 1:>2} of {self._course.epochs}")
         if now.images > before.images:
