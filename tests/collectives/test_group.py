@@ -6,6 +6,7 @@ import gc
 import os
 import pickle
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -274,3 +275,45 @@ def test_a_second_thread_in_a_group_is_told_to_wait_its_turn():
     with wl.Cluster(engine="threads", workers=2) as cluster:
         told, _ = cluster.run(work)
     assert told == ["barrier: another thread is in a call of this group; one at a time"]
+
+
+def test_a_group_goes_by_the_machines_it_is_told(trio):
+    def work(store):
+        with wl.Group(store, machines=[[2, 0], [1]]) as group:
+            return group.allreduce(np.arange(5) + store.rank, "hierarchical").tolist()
+
+    assert trio.run(work) == [[3, 6, 9, 12, 15]] * 3
+    with pytest.raises(wl.UsageError, match="every rank below 1 on exactly one machine"):
+        wl.Group(wl.Store(), machines=[[0], [1]])
+
+
+def test_a_forked_copy_of_a_member_changes_nothing_for_the_others(trio):
+    def work(store):
+        group = wl.Group(store)
+        buffer = group.buffer(10_000)
+        child = os.fork() if store.rank == 1 else 0
+        if store.rank == 1 and not child:
+            group.close()
+            del buffer, group
+            gc.collect()
+            os._exit(0)
+        if child:
+            os.waitpid(child, 0)
+        group.barrier()
+        group.buffer(1)  # would let go of what the copy had freed
+        buffer[:] = store.rank
+        return float(group.allreduce(buffer)[0])
+
+    assert trio.run(work) == [3.0] * 3
+
+
+def test_a_long_wait_says_whom_it_waits_for(caplog):
+    def work(store):
+        with wl.Group(store) as group:
+            if store.rank == 1:
+                time.sleep(0.8)
+            group.barrier()
+
+    with wl.Cluster(engine="threads", workers=2, warn_seconds=0.3) as cluster:
+        cluster.run(work)
+    assert f"barrier has taken 0 s so far: it waits for rank 1 (pid {os.getpid()})" in caplog.text

@@ -7,10 +7,11 @@ message, large ones in pieces, so that one piece is reduced while the next is on
 
 from __future__ import annotations
 
+import os
 import time
 import zlib
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,9 +19,10 @@ import numpy as np
 from windlass.collectives.backend import Backend
 from windlass.collectives.call import BARRIER, Call, DifferentCalls, Verb
 from windlass.collectives.holders import DeviceHolder, Holder, HostHolder, holder_of
+from windlass.collectives.members import Member, Watch, named, this_member
 from windlass.collectives.schedule import Action, Schedule, Span, Step, Transfer
 from windlass.collectives.strategies import Machines, Strategy
-from windlass.errors import TimeoutError
+from windlass.errors import ClusterError, TimeoutError
 from windlass.store.reduce import Op
 from windlass.types import Bytes
 
@@ -30,12 +32,29 @@ RING_BYTES = 64 << 10
 """From this size on, what has no native way runs as a ring; below, as a tree, which has the fewest steps."""
 
 
-class Handle(Protocol):
-    """A message under way."""
+LOOK_SECONDS, GRACE_SECONDS = 0.05, 0.5
+AWAKE_SECONDS = 1e-3
+
+
+class Handle:
+    """A message under way, or anything else that can only be asked whether it is done: awake at first, then asleep
+    between two questions. `test` raises ClusterError when it cannot be done any more."""
+
+    def __init__(self, test: Callable[[], bool]) -> None:
+        self._test = test
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is done within so many seconds. ClusterError if it cannot be any more."""
-        ...
+        """Whether it is done within so many seconds. May be asked again."""
+        began = time.monotonic()
+        while not self._test():
+            waited = time.monotonic() - began
+            if waited >= seconds:
+                return False
+            if waited > AWAKE_SECONDS:
+                time.sleep(1e-4)
+            else:
+                os.sched_yield()
+        return True
 
 
 class Wire(Protocol):
@@ -54,6 +73,8 @@ class MessageBackend(Backend):
     def __init__(self, rank: int, size: int, wire: Wire) -> None:
         self.rank, self.size, self._wire = rank, size, wire
         self._others = [each for each in range(size) if each != rank]
+        self._members: list[Member] = []
+        self._watch: Watch | None = None
         self._abandoned: list[Any] = []  # what messages may still write to after a failure
 
     @abstractmethod
@@ -68,9 +89,9 @@ class MessageBackend(Backend):
         receiving = [(each, self._wire.receive(each, found[each])) for each in self._others]
         sending = [(each, self._wire.send(each, mine)) for each in self._others]
         try:
-            late = [each for each, handle in receiving if not _wait(handle, call)]
+            late = [each for each, handle in receiving if not self.wait(handle, call)]
             if not late:
-                late = [each for each, handle in sending if not _wait(handle, call)]
+                late = [each for each, handle in sending if not self.wait(handle, call)]
         except BaseException:
             self._abandoned.append((found, receiving, sending))
             raise
@@ -92,13 +113,48 @@ class MessageBackend(Backend):
                     "all members must make the same calls in the same order"
                 )
 
-    def find_machines(self, machine: bytes, timeout: float) -> Machines:
-        """Who shares a machine with whom, by the 16 bytes that name each one's."""
-        mine = np.frombuffer(machine, np.uint8).copy()
-        named = [bytes(each) for each in self.tell_all(mine, Call(BARRIER, None, timeout))]
-        return tuple(
-            tuple(rank for rank, each in enumerate(named) if each == name) for name in dict.fromkeys(named)
+    def introduce(self, timeout: float) -> None:
+        """Learn who the others are: who shares a machine with whom, and whose process to watch."""
+        mine = np.frombuffer(this_member().pack(), np.uint8).copy()
+        self._members = [Member.unpack(bytes(each)) for each in self.tell_all(mine, Call(BARRIER, None, timeout))]
+        self._watch = Watch(self._members)
+        found = [member.machine for member in self._members]
+        self.machines = tuple(
+            tuple(rank for rank, each in enumerate(found) if each == machine) for machine in dict.fromkeys(found)
         )
+
+    def wait(self, handle: Handle, call: Call) -> bool:
+        """Whether a message is done in time. ClusterError if it cannot be any more, or if somebody has died and it is
+        not done a moment later: who has done all its share may end before others are done with theirs."""
+        died_at = None
+        while True:
+            now = time.monotonic()
+            try:
+                if handle.wait(max(0.0, min(LOOK_SECONDS, call.deadline - now))):
+                    return True
+            except ClusterError as error:
+                raise ClusterError(f"{call.terms.text}: {self._obituary(LOOK_SECONDS)}{error}") from error
+            if died_at is None and self._dead():
+                died_at = now
+            if died_at is not None and now - died_at > GRACE_SECONDS:
+                raise ClusterError(
+                    f"{call.terms.text}: {self._obituary(0)}make a new group of those who are left, or start again"
+                )
+            if now >= call.deadline:
+                return False
+
+    def _dead(self) -> list[int]:
+        return sorted(self._watch.dead()) if self._watch is not None else []
+
+    def _obituary(self, seconds: float) -> str:
+        """Who has died, or does within this moment: a link may break just before its process is seen to be gone."""
+        if not self._dead():
+            time.sleep(seconds)
+        return f"{named(self._members, self._dead())} died; " if self._dead() else ""
+
+    def leave(self, reason: str) -> None:
+        if self._watch is not None:
+            self._watch.close()
 
     # --- carrying out -------------------------------------------------------------------------------------------------
 
@@ -143,7 +199,7 @@ class MessageBackend(Backend):
                     _apply(each, mine[each.target], mine[each.source], call)
                 elif each.target in mine:
                     self._take(each, member(each.source), mine[each.target], call)
-            late = [to for to, handle in sending if not _wait(handle, call)]
+            late = [to for to, handle in sending if not self.wait(handle, call)]
         except BaseException:
             self._abandoned.append((sending, mine))
             raise
@@ -165,7 +221,7 @@ class MessageBackend(Backend):
         coming = begin(0)
         try:
             for index, (lo, hi) in enumerate(pieces):
-                if not _wait(coming, call):
+                if not self.wait(coming, call):
                     raise _late(call, [source])
                 if index + 1 < len(pieces):
                     coming = begin(index + 1)
@@ -199,10 +255,6 @@ def _apply(transfer: Transfer, target: Holder, source: Holder, call: Call) -> No
         target.fold(transfer.lo, transfer.hi, source, call.terms.reducer)
     else:
         target.copy(transfer.lo, transfer.hi, source)
-
-
-def _wait(handle: Handle, call: Call) -> bool:
-    return handle.wait(max(0.0, call.deadline - time.monotonic()))
 
 
 def _late(call: Call, ranks: Sequence[int]) -> TimeoutError:

@@ -6,9 +6,7 @@ that dies in it takes the whole job with it, which is how MPI ends.
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +14,7 @@ import numpy as np
 
 from windlass.collectives.call import Call, Verb
 from windlass.collectives.holders import HostHolder, holder_of
-from windlass.collectives.machine import machine_id
-from windlass.collectives.messages import MessageBackend
+from windlass.collectives.messages import Handle, MessageBackend
 from windlass.collectives.schedule import cut
 from windlass.errors import ClusterError, UsageError
 from windlass.store.reduce import Op
@@ -26,7 +23,6 @@ from windlass.types import Array, Bytes
 MAX_COUNT = 1 << 28
 """Elements in one native call: MPI counts with 32 bits."""
 
-_AWAKE_SECONDS = 1e-3
 _NAMES = {Op.SUM: "SUM", Op.MEAN: "SUM", Op.MIN: "MIN", Op.MAX: "MAX", Op.ANY: "MAX", Op.ALL: "MIN"}
 
 
@@ -39,12 +35,13 @@ def open_mpi(over: Any, timeout: float) -> MpiBackend:
             raise UsageError(f"Group('mpi') needs mpi4py and an MPI library: {error}; pip install mpi4py") from error
         over = MPI.COMM_WORLD
     backend = MpiBackend(over)
-    backend.machines = backend.find_machines(machine_id(), timeout)
+    backend.introduce(timeout)
     return backend
 
 
 class MpiBackend(MessageBackend):
-    """A rank of a communicator. Uses a duplicate of it, so that no message of its owner's is taken for ours."""
+    """A rank of a communicator. Uses a duplicate of it, so that no message of its owner's is taken for ours. It is
+    never freed: that is collective, and the others may be gone."""
 
     name = "MPI"
 
@@ -94,42 +91,24 @@ class MpiBackend(MessageBackend):
             case _:
                 raise AssertionError(f"{agreed.verb} moves no tensor")
 
-    def leave(self, reason: str) -> None:
-        return None  # freeing a communicator is collective, and the others may be gone
-
 
 class _MpiWire:
     def __init__(self, communicator: Any) -> None:
         self._communicator = communicator
 
-    def send(self, to: int, data: Bytes) -> _MpiHandle:
-        return _MpiHandle(lambda: self._communicator.Isend(data, dest=to), to)
+    def send(self, to: int, data: Bytes) -> Handle:
+        return _handle(lambda: self._communicator.Isend(data, dest=to), to)
 
-    def receive(self, source: int, data: Bytes) -> _MpiHandle:
-        return _MpiHandle(lambda: self._communicator.Irecv(data, source=source), source)
+    def receive(self, source: int, data: Bytes) -> Handle:
+        return _handle(lambda: self._communicator.Irecv(data, source=source), source)
 
 
-class _MpiHandle:
-    """MPI has no wait with a deadline: it is asked again and again, awake at first."""
-
-    def __init__(self, begin: Callable[[], Any], peer: int) -> None:
-        self._peer = peer
-        self._request = self._asked(begin)
-
-    def _asked(self, act: Callable[[], Any]) -> Any:
+def _handle(begin: Callable[[], Any], peer: int) -> Handle:
+    def asked(act: Callable[[], Any]) -> Any:
         try:
             return act()
         except RuntimeError as error:  # MPI.Exception is one
-            raise ClusterError(f"MPI failed in a message with rank {self._peer}: {error}") from error
+            raise ClusterError(f"MPI failed in a message with rank {peer}: {error}") from error
 
-    def wait(self, seconds: float) -> bool:
-        began = time.monotonic()
-        while not self._asked(self._request.Test):
-            waited = time.monotonic() - began
-            if waited > seconds:
-                return False
-            if waited > _AWAKE_SECONDS:
-                time.sleep(1e-4)
-            else:
-                os.sched_yield()
-        return True
+    request = asked(begin)
+    return Handle(lambda: bool(asked(request.Test)))

@@ -42,7 +42,14 @@ def _open_shared(store: Any, timeout: float | None) -> tuple[Backend, float]:
     if store.is_driver:
         raise UsageError("the driver's store has no place in a group: make it in the workers, in what run() calls")
     seconds = store.options.timeout if timeout is None else timeout
-    return SharedBackend(store.rank, store.num_workers, lambda mine: store.exchange(mine, seconds), seconds), seconds
+    backend = SharedBackend(
+        store.rank,
+        store.num_workers,
+        lambda mine: store.exchange(mine, seconds),
+        timeout=seconds,
+        warn_seconds=store.options.warn_seconds,
+    )
+    return backend, seconds
 
 
 def _is_process_group(over: Any) -> bool:

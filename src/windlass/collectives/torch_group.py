@@ -6,8 +6,8 @@ different calls and late members are NCCL's own to find, by the timeout of its p
 
 from __future__ import annotations
 
+import _thread
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from windlass.collectives.call import Call, Verb
 from windlass.collectives.holders import DeviceHolder, Holder, HostHolder, holder_of
-from windlass.collectives.machine import machine_id
-from windlass.collectives.messages import MessageBackend
+from windlass.collectives.messages import Handle, MessageBackend
 from windlass.collectives.schedule import cut
 from windlass.errors import ClusterError, TimeoutError, UsageError
 from windlass.store.reduce import Op
@@ -33,6 +32,7 @@ _OPERATIONS = {
 _NATIVE_TYPES = (torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64)
 
 
+
 def open_torch(over: Any, timeout: float) -> TorchBackend:
     """Over a process group, or over the default one for "torch"."""
     if not dist.is_initialized():
@@ -40,7 +40,7 @@ def open_torch(over: Any, timeout: float) -> TorchBackend:
     group = dist.group.WORLD if isinstance(over, str) else over
     backend = TorchBackend(group)
     if backend.meets:
-        backend.machines = backend.find_machines(machine_id(), timeout)
+        backend.introduce(timeout)
     return backend
 
 
@@ -52,7 +52,8 @@ class TorchBackend(MessageBackend):
         kind = str(dist.get_backend(group))
         self.name = f"torch.distributed ({kind})"
         self.meets = "gloo" in kind
-        super().__init__(dist.get_rank(group), dist.get_world_size(group), _TorchWire(group))
+        self._handle = _by_thread if self.meets else _on_stream
+        super().__init__(dist.get_rank(group), dist.get_world_size(group), _TorchWire(group, self._handle))
 
     def meet(self, call: Call) -> None:
         if self.meets:
@@ -72,7 +73,8 @@ class TorchBackend(MessageBackend):
             return False  # gloo has neither the other types nor parts of unequal length
         if agreed.verb is Verb.ALL_GATHER and agreed.kind.size % self.size:
             return False
-        if not _Handle(lambda: self._begin(call, flat), "the others").wait(call.timeout):
+        is_done = self.wait(self._handle(lambda: self._begin(call, flat), "the others"), call)
+        if not is_done:
             raise TimeoutError(f"{agreed.text}: waited {call.timeout:g} s for the others; {self.name} names nobody")
         if agreed.reduces and agreed.reducer.op is Op.MEAN:
             mine.divide(0, agreed.kind.size, self.size)
@@ -101,40 +103,52 @@ def _as_torch(holder: Holder) -> torch.Tensor:
 
 
 class _TorchWire:
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self, group: Any, handle: Callable[[Callable[[], Any], str], Handle]) -> None:
+        self._group, self._handle = group, handle
 
-    def send(self, to: int, data: Any) -> _Handle:
+    def send(self, to: int, data: Any) -> Handle:
         peer = dist.get_global_rank(self._group, to)
-        return _Handle(lambda: dist.isend(_message(data), peer, group=self._group), f"rank {to}")
+        return self._handle(lambda: dist.isend(_message(data), peer, group=self._group), f"rank {to}")
 
-    def receive(self, source: int, data: Any) -> _Handle:
+    def receive(self, source: int, data: Any) -> Handle:
         peer = dist.get_global_rank(self._group, source)
-        return _Handle(lambda: dist.irecv(_message(data), peer, group=self._group), f"rank {source}")
+        return self._handle(lambda: dist.irecv(_message(data), peer, group=self._group), f"rank {source}")
 
 
 def _message(data: Any) -> torch.Tensor:
     return data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
 
 
-class _Handle:
-    """torch's work, whose failures are told apart by their text alone."""
+def _on_stream(begin: Callable[[], Any], peer: str) -> Handle:
+    """NCCL's work: this thread's stream waits for it, the thread does not."""
+    work = begin()
+    return Handle(lambda: work.wait() is not None)
 
-    def __init__(self, begin: Callable[[], Any], peer: str) -> None:
-        self._peer = peer
-        self._work = self._asked(begin)
 
-    def _asked(self, act: Callable[[], Any]) -> Any:
+def _by_thread(begin: Callable[[], Any], peer: str) -> Handle:
+    """gloo's work. Only a blocking wait tells when a message is done, and if that is given a limit and runs out it
+    closes every link; so a thread of its own waits, and is asked."""
+
+    def asked(act: Callable[[], Any]) -> Any:
         try:
             return act()
         except RuntimeError as error:
-            raise ClusterError(f"torch.distributed failed with {self._peer}: {error}") from error
+            raise ClusterError(f"the link to {peer} is broken: {error}") from error
 
-    def wait(self, seconds: float) -> bool:
+    work, ended = asked(begin), list[BaseException | None]()
+
+    def wait() -> None:
         try:
-            self._work.wait(timedelta(seconds=max(seconds, 1e-3)))
-        except RuntimeError as error:
-            if "imed out" in str(error) or "timeout" in str(error).lower():
-                return False
-            raise ClusterError(f"{self._peer} is gone: {error}") from error
-        return True
+            work.wait()
+            ended.append(None)
+        except BaseException as error:
+            ended.append(error)
+
+    _thread.start_new_thread(wait, ())  # never joined: it may have to wait for ever
+
+    def is_done() -> bool:
+        if ended and ended[0] is not None:
+            raise ClusterError(f"the link to {peer} is broken: {ended[0]}") from ended[0]
+        return bool(ended)
+
+    return Handle(is_done)

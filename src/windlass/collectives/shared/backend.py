@@ -38,10 +38,10 @@ class SharedBackend(Backend):
 
     name = "shared memory"
 
-    def __init__(self, rank: int, size: int, exchange: Exchange, timeout: float) -> None:
+    def __init__(self, rank: int, size: int, exchange: Exchange, *, timeout: float, warn_seconds: float) -> None:
         self.rank, self.size = rank, size
         own = OwnSegment(control_bytes(size))
-        self._meeting = Meeting(rank, meet(exchange, own.place, size), own)
+        self._meeting = Meeting(rank, meet(exchange, own.place, size), own, warn_seconds)
         self._meeting.sync(Call(BARRIER, None, timeout))
         own.hide()
         self._buffers = Buffers(self._meeting)
@@ -85,7 +85,6 @@ class SharedBackend(Backend):
 
     def leave(self, reason: str) -> None:
         self._meeting.leave(reason)
-        self._meeting.close()
 
     # --- what auto does -----------------------------------------------------------------------------------------------
 

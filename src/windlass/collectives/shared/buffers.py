@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import weakref
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from windlass.collectives.call import Call
 from windlass.collectives.shared.meeting import FREED, MAX_BUFFERS, Meeting
 from windlass.collectives.shared.segments import OwnSegment, Place, Segment, open_segment
 from windlass.errors import UsageError
-from windlass.types import Array, Bytes
+from windlass.types import Bytes
 
 
 class _Lent:
@@ -60,7 +61,8 @@ class Buffers:
         meeting.sync(call)
         own.hide()
         lent = _Lent(own, nbytes)
-        weakref.finalize(lent, _free, weakref.ref(self), number, meeting.segments[rank].array)
+        control = meeting.segments[rank].array
+        weakref.finalize(lent, _free, weakref.ref(self), number, control, os.getpid()).atexit = False
         return np.asarray(lent)
 
     def sweep(self) -> None:
@@ -99,7 +101,9 @@ class Buffers:
             segments[self._meeting.rank] = None
 
 
-def _free(buffers: weakref.ref[Buffers], number: int, control: Array, *_: Any) -> None:
+def _free(buffers: weakref.ref[Buffers], number: int, control: Bytes, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # a forked copy has dropped its copy: the memory is still its owner's
     control[FREED + number] = 1
     alive = buffers()
     if alive is not None:

@@ -10,6 +10,7 @@ had read the notice of the call before it.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import zlib
@@ -19,15 +20,17 @@ from functools import lru_cache
 import numpy as np
 
 from windlass.collectives.call import Call, DifferentCalls
+from windlass.collectives.members import Watch, named
 from windlass.collectives.shared import kernels
 from windlass.collectives.shared.rendezvous import Record
 from windlass.collectives.shared.segments import OwnSegment, Segment, open_segment
-from windlass.collectives.shared.watch import Watch
 from windlass.errors import ClusterError, TimeoutError
 from windlass.types import Array
 
 TEXT_BYTES, WORD_BYTES, INLINE_BYTES = 256, 64, 16 << 10
 MAX_BUFFERS = 4096
+
+log = logging.getLogger("windlass")
 FLAG, LEFT, REASON, FREED, SLOTS = 0, 128, 256, 4096, 8192
 SLOT_BYTES = 32 << 10
 PIECES = SLOTS + 2 * SLOT_BYTES
@@ -51,17 +54,19 @@ def _notice(text: str) -> Array:
 class Meeting:
     """One member's view of the meeting place. One thread at a time."""
 
-    def __init__(self, rank: int, records: Sequence[Record], own: OwnSegment) -> None:
+    def __init__(self, rank: int, records: Sequence[Record], own: OwnSegment, warn_seconds: float) -> None:
+        """Opens the others' segments. A member that cannot says so in its own, where the others may see it."""
         self.rank, self.size = rank, len(records)
-        self._records, self._own = records, own
-        self._watch = Watch(records)
+        self._members, self._own, self._warn_seconds = [each.member for each in records], own, warn_seconds
+        self._pid = os.getpid()
+        self._watch = Watch(self._members)
         try:
             self.segments: list[Segment] = [
                 own if each == rank else open_segment(record.place, f"rank {each}")
                 for each, record in enumerate(records)
             ]
-        except BaseException:
-            self._watch.close()
+        except BaseException as error:
+            self.leave(f"could not join: {error}")
             raise
         self._others = [each for each in range(self.size) if each != rank]
         self._flags = np.array([self.segments[each].address + FLAG for each in self._others], np.int64)
@@ -111,27 +116,34 @@ class Meeting:
         self._wait(call)
 
     def _wait(self, call: Call) -> None:
+        began, warn_after = time.monotonic(), self._warn_seconds
         while not kernels.wait(self._flags, self._count, self._spins):
-            self._look(call)
+            missing, waited = self._missing(call), time.monotonic() - began
+            if missing and waited >= warn_after:
+                warn_after *= 3
+                who = named(self._members, missing)
+                log.warning("%s has taken %.0f s so far: it waits for %s", call.terms.text, waited, who)
 
-    def _look(self, call: Call) -> None:
-        """Raise if there is no point in waiting on. A dead member may have come before it died."""
+    def _missing(self, call: Call) -> list[int]:
+        """Who has not come. Raises if there is no point in waiting on. A dead member may have come before it died."""
         dead = self._watch.dead()
         missing = [each for each in self._others if self._flag_of(each) < self._count]
         for each in missing:
             array = self.segments[each].array
             if array[LEFT]:
-                raise ClusterError(f"{call.terms.text}: {self._who(each)} {_text(array[REASON:FREED])}")
+                raise ClusterError(f"{call.terms.text}: {named(self._members, [each])} {_text(array[REASON:FREED])}")
         gone = [each for each in missing if each in dead]
         if gone:
             raise ClusterError(
-                f"{call.terms.text}: {self._whom(gone)} died; make a new group of those who are left, or start again"
+                f"{call.terms.text}: {named(self._members, gone)} died; make a new group of those who are left, "
+                "or start again"
             )
         if missing and time.monotonic() > call.deadline:
             raise TimeoutError(
-                f"{call.terms.text}: waited {call.timeout:g} s for {self._whom(missing)}, who did not come to it; "
-                "raise timeout= if that is too short for what they do in between"
+                f"{call.terms.text}: waited {call.timeout:g} s for {named(self._members, missing)}, who did not come "
+                "to it; raise timeout= if that is too short for what they do in between"
             )
+        return missing
 
     def _raise_unlike(self, call: Call) -> None:
         lo = slot(self._calls & 1)
@@ -143,24 +155,17 @@ class Meeting:
         )
 
     def leave(self, reason: str) -> None:
-        """Tell those who wait, now or later, that this member does not come again, and why. Safe to repeat."""
+        """Tell those who wait, now or later, that this member does not come again, and why. Safe to repeat. A forked
+        copy of this process has nothing to say here."""
+        self._watch.close()
         array = self._own.array
-        if not array[LEFT]:
+        if not array[LEFT] and os.getpid() == self._pid:
             said = reason.encode()[: FREED - REASON]
             array[REASON : REASON + len(said)] = np.frombuffer(said, np.uint8)
             kernels.arrive(self._own.address + LEFT, 1)
 
-    def close(self) -> None:
-        self._watch.close()
-
     def _flag_of(self, rank: int) -> int:
         return int(self.segments[rank].array[FLAG : FLAG + 8].view(np.int64)[0])
-
-    def _who(self, rank: int) -> str:
-        return f"rank {rank} (pid {self._records[rank].place.pid})"
-
-    def _whom(self, ranks: Sequence[int]) -> str:
-        return " and ".join(self._who(each) for each in ranks)
 
 
 def _text(array: Array) -> str:
