@@ -140,3 +140,18 @@ def test_an_unknown_strategy_and_impossible_machines_are_told():
     for machines in ([[0, 1]], [[0, 1], [1, 2]], [[0, 1, 2], []], [[0, 1, 3]]):
         with pytest.raises(UsageError, match="every rank below 3 on exactly one machine"):
             check_machines(machines, 3)
+
+
+def test_a_schedule_reads_as_the_textbook_draws_it():
+    assert str(plan("ring", 3, 3)) == (
+        "3 members, 3 elements\n"
+        "reduce 1: 0→1 [2, 3)  1→2 [0, 1)  2→0 [1, 2)\n"
+        "reduce 2: 0→1 [1, 2)  1→2 [2, 3)  2→0 [0, 1)\n"
+        "gather 1: 0→1 [0, 1)  1→2 [1, 2)  2→0 [2, 3)\n"
+        "gather 2: 0→1 [2, 3)  1→2 [0, 1)  2→0 [1, 2)"
+    )
+    assert str(plan("cpu", 2, 4)).splitlines()[1:] == [
+        "reduce 1: 0→host [0, 4)  1→host [0, 4)", "gather 1: host→0 [0, 4)  host→1 [0, 4)"
+    ]
+    with pytest.raises(UsageError, match="'auto' is each backend's own choice"):
+        plan("auto", 2, 4)

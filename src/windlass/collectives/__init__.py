@@ -2,5 +2,6 @@
 
 from windlass.collectives.devices import allreduce, allreduce_many
 from windlass.collectives.group import Group
+from windlass.collectives.strategies import plan
 
-__all__ = ["Group", "allreduce", "allreduce_many"]
+__all__ = ["Group", "allreduce", "allreduce_many", "plan"]

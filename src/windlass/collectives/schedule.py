@@ -72,6 +72,19 @@ class Schedule:
     def steps(self) -> tuple[Step, ...]:
         return self.reduce + self.gather
 
+    def __str__(self) -> str:
+        """One line for each step, e.g. `reduce 1: 0→1 [6, 8)  1→2 [0, 2)`; the host is called `host`."""
+
+        def name(holder: int) -> str:
+            return "host" if holder == self.host else str(holder)
+
+        lines = [f"{self.members} members, {self.size} elements"]
+        for phase, steps in (("reduce", self.reduce), ("gather", self.gather)):
+            for number, step in enumerate(steps, start=1):
+                said = (f"{name(each.source)}→{name(each.target)} [{each.lo}, {each.hi})" for each in step)
+                lines.append(f"{phase} {number}: {'  '.join(said)}")
+        return "\n".join(lines)
+
     def port_elements(self) -> int:
         """The elements that pass the busiest holder's port, step by step: what counts where every device hangs on
         a switch by one link that carries both directions at once."""

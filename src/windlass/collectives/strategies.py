@@ -47,10 +47,11 @@ def check_strategy(name: object) -> Strategy:
         raise UsageError(f"strategy expects one of {known}, got {name!r:.40}") from None
 
 
-def plan(strategy: Strategy, members: int, size: int, machines: Machines | None = None) -> Schedule:
-    """The schedule of an all-reduce. `machines` says who shares a machine, for `hierarchical`; by default the members
-    are cut into as many machines as makes machines and members per machine nearly equal."""
-    everyone = list(range(members))
+def plan(strategy: str, members: int, size: int, machines: Machines | None = None) -> Schedule:
+    """The schedule of an all-reduce: who sends which of `size` elements to whom, in which step. `print` shows it.
+    `machines` says who shares a machine, for `hierarchical`; by default the members are cut into as many machines as
+    makes machines and members per machine nearly equal."""
+    strategy, everyone = check_strategy(strategy), list(range(members))
     if strategy is Strategy.ROOT:
         halves = root(everyone, size)
     elif strategy is Strategy.CPU:
@@ -66,7 +67,7 @@ def plan(strategy: Strategy, members: int, size: int, machines: Machines | None 
     elif strategy is Strategy.HIERARCHICAL:
         halves = _hierarchical(check_machines(machines, members), size)
     else:
-        raise AssertionError(f"{strategy} has no schedule")
+        raise UsageError("'auto' is each backend's own choice and has no schedule; name a strategy")
     return Schedule(
         members,
         size,

@@ -52,8 +52,7 @@ class TorchBackend(MessageBackend):
         kind = str(dist.get_backend(group))
         self.name = f"torch.distributed ({kind})"
         self.meets = "gloo" in kind
-        self._handle = _by_thread if self.meets else _on_stream
-        super().__init__(dist.get_rank(group), dist.get_world_size(group), _TorchWire(group, self._handle))
+        super().__init__(dist.get_rank(group), dist.get_world_size(group), _TorchWire(group))
 
     def meet(self, call: Call) -> None:
         if self.meets:
@@ -73,7 +72,7 @@ class TorchBackend(MessageBackend):
             return False  # gloo has neither the other types nor parts of unequal length
         if agreed.verb is Verb.ALL_GATHER and agreed.kind.size % self.size:
             return False
-        is_done = self.wait(self._handle(lambda: self._begin(call, flat), "the others"), call)
+        is_done = self.wait(_handle(lambda: self._begin(call, flat), flat, "the others"), call)
         if not is_done:
             raise TimeoutError(f"{agreed.text}: waited {call.timeout:g} s for the others; {self.name} names nobody")
         if agreed.reduces and agreed.reducer.op is Op.MEAN:
@@ -103,26 +102,27 @@ def _as_torch(holder: Holder) -> torch.Tensor:
 
 
 class _TorchWire:
-    def __init__(self, group: Any, handle: Callable[[Callable[[], Any], str], Handle]) -> None:
-        self._group, self._handle = group, handle
+    def __init__(self, group: Any) -> None:
+        self._group = group
 
     def send(self, to: int, data: Any) -> Handle:
-        peer = dist.get_global_rank(self._group, to)
-        return self._handle(lambda: dist.isend(_message(data), peer, group=self._group), f"rank {to}")
+        peer, message = dist.get_global_rank(self._group, to), _message(data)
+        return _handle(lambda: dist.isend(message, peer, group=self._group), message, f"rank {to}")
 
     def receive(self, source: int, data: Any) -> Handle:
-        peer = dist.get_global_rank(self._group, source)
-        return self._handle(lambda: dist.irecv(_message(data), peer, group=self._group), f"rank {source}")
+        peer, message = dist.get_global_rank(self._group, source), _message(data)
+        return _handle(lambda: dist.irecv(message, peer, group=self._group), message, f"rank {source}")
 
 
 def _message(data: Any) -> torch.Tensor:
     return data if isinstance(data, torch.Tensor) else torch.from_numpy(data)
 
 
-def _on_stream(begin: Callable[[], Any], peer: str) -> Handle:
-    """NCCL's work: this thread's stream waits for it, the thread does not."""
+def _handle(begin: Callable[[], Any], data: torch.Tensor, peer: str) -> Handle:
+    if data.is_cpu:
+        return _by_thread(begin, peer)
     work = begin()
-    return Handle(lambda: work.wait() is not None)
+    return Handle(lambda: work.wait() is not None)  # NCCL's: this thread's stream waits for it, the thread does not
 
 
 def _by_thread(begin: Callable[[], Any], peer: str) -> Handle:
