@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.jobs import Job
+from bench.straggling import straggle
 from windlass.engines._settling import settle
 
 
@@ -42,7 +43,9 @@ def serve(kind: str, address: str, rank: int, size: int, meeting: str) -> None:
                 verb, what = driver.recv()
             except EOFError:
                 return
-            if verb == "prepare":
+            if verb == "straggle":
+                driver.send(straggle(rank, *what))
+            elif verb == "prepare":
                 job, barrier = make(kind, what, size)
                 driver.send(job.seconds(2, barrier))
             else:

@@ -47,6 +47,10 @@ class Theirs:
     def seconds(self, steps: int) -> float:
         return float(max(self._children.ask("loop", steps)))
 
+    def straggle(self, case: str, steps: int) -> float:
+        """Seconds that DDP takes for so many steps with slow ranks."""
+        return float(max(self._children.ask("straggle", (case, steps))))
+
     def close(self) -> None:
         self._children.close()
 
