@@ -143,9 +143,7 @@ def in_threads(acts: list[Callable[[], Any]]) -> list[Any]:
 
 CREWS: dict[str, Callable[[], Any]] = {
     "devices-1": lambda: Devices(1),
-    "devices-5": lambda: Devices(5),
-    "devices-8": lambda: Devices(8),
-    "shared-2": lambda: Workers(2),
+    "devices-6": lambda: Devices(6),
     "shared-4": lambda: Workers(4),
     "shared-threads-3": lambda: Workers(3, engine="threads"),
     "gloo-3": lambda: Workers(3, backend="gloo"),

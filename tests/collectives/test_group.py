@@ -16,6 +16,11 @@ import windlass as wl
 from tests.collectives.cases import STRATEGIES
 
 
+def segments_mapped() -> int:
+    with open("/proc/self/maps") as maps:
+        return sum("windlass-group" in line for line in maps)
+
+
 @pytest.fixture(scope="module")
 def trio():
     with wl.Cluster(servers=1, workers=3, timeout=30.0) as cluster:
@@ -195,8 +200,7 @@ def test_nothing_is_left_of_groups_and_buffers_that_are_gone(trio):
     def work(store):
         def used() -> tuple[int, int]:
             gc.collect()
-            with open("/proc/self/maps") as maps:
-                return len(os.listdir("/proc/self/fd")), sum("windlass-group" in line for line in maps)
+            return len(os.listdir("/proc/self/fd")), segments_mapped()
 
         def once() -> None:
             with wl.Group(store) as group:
@@ -300,11 +304,13 @@ def test_a_forked_copy_of_a_member_changes_nothing_for_the_others(trio):
         if child:
             os.waitpid(child, 0)
         group.barrier()
-        group.buffer(1)  # would let go of what the copy had freed
+        second = group.buffer(1)  # would let go of what the copy had freed
         buffer[:] = store.rank
-        return float(group.allreduce(buffer)[0])
+        total = float(group.allreduce(buffer)[0])
+        del second
+        return total, segments_mapped()
 
-    assert trio.run(work) == [3.0] * 3
+    assert trio.run(work) == [(3.0, 3 + 3 + 2)] * 3  # control segments, the buffers, the others' second ones
 
 
 def test_a_long_wait_says_whom_it_waits_for(caplog):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -18,6 +20,25 @@ from windlass.store.reduce import BUILT_IN, Reducer
 
 class DifferentCalls(UsageError):
     """Members have made different calls. Every member raises it in the same call, so the group stays in step."""
+
+
+def notice(text: str, nbytes: int) -> bytes:
+    """A call in words, in exactly so many bytes; what is too long ends in a sum of all of it."""
+    said = text.encode()
+    if len(said) > nbytes:
+        said = said[: nbytes - 9] + f" {zlib.crc32(said):08x}".encode()
+    return said.ljust(nbytes, b"\0")
+
+
+def check_alike(notices: Sequence[bytes], rank: int) -> None:
+    """Raise DifferentCalls, naming the first member whose notice is not this one's."""
+    texts = [each.rstrip(b"\0").decode(errors="replace") for each in notices]
+    for other, text in enumerate(texts):
+        if text != texts[rank]:
+            raise DifferentCalls(
+                f"rank {other} called {text}, while this one, rank {rank}, called {texts[rank]}; "
+                "all members must make the same calls in the same order"
+            )
 
 
 class Verb(StrEnum):

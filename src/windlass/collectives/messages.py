@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from windlass.collectives.backend import Backend
-from windlass.collectives.call import BARRIER, Call, DifferentCalls, Verb
+from windlass.collectives.call import BARRIER, Call, Verb, check_alike, notice
 from windlass.collectives.holders import DeviceHolder, Holder, HostHolder, holder_of
 from windlass.collectives.members import Member, Watch, named, this_member
 from windlass.collectives.schedule import Action, Schedule, Span, Step, Transfer
@@ -101,17 +100,8 @@ class MessageBackend(Backend):
         return found
 
     def meet(self, call: Call) -> None:
-        said = call.terms.text.encode()
-        if len(said) > NOTICE_BYTES:
-            said = said[: NOTICE_BYTES - 9] + f" {zlib.crc32(said):08x}".encode()
-        mine = np.frombuffer(said.ljust(NOTICE_BYTES, b"\0"), np.uint8).copy()
-        texts = [bytes(each).rstrip(b"\0").decode(errors="replace") for each in self.tell_all(mine, call)]
-        for rank, text in enumerate(texts):
-            if text != texts[self.rank]:
-                raise DifferentCalls(
-                    f"rank {rank} called {text}, while this one, rank {self.rank}, called {texts[self.rank]}; "
-                    "all members must make the same calls in the same order"
-                )
+        mine = np.frombuffer(notice(call.terms.text, NOTICE_BYTES), np.uint8).copy()
+        check_alike([bytes(each) for each in self.tell_all(mine, call)], self.rank)
 
     def introduce(self, timeout: float) -> None:
         """Learn who the others are: who shares a machine with whom, and whose process to watch."""

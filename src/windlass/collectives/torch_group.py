@@ -18,6 +18,8 @@ from windlass.collectives.call import Call, Verb
 from windlass.collectives.holders import DeviceHolder, Holder, HostHolder, holder_of
 from windlass.collectives.messages import Handle, MessageBackend
 from windlass.collectives.schedule import cut
+from windlass.collectives.strategies import Machines, Strategy
+from windlass.collectives.tensors import Kind, is_torch, new_tensor
 from windlass.errors import ClusterError, TimeoutError, UsageError
 from windlass.store.reduce import Op
 
@@ -54,6 +56,20 @@ class TorchBackend(MessageBackend):
         self.meets = "gloo" in kind
         super().__init__(dist.get_rank(group), dist.get_world_size(group), _TorchWire(group))
 
+    def kind(self, given: Any, what: str) -> Kind:
+        kind = super().kind(given, what)
+        if not self.meets and not (is_torch(given) and given.is_cuda):
+            raise UsageError(f"{what}: {self.name} moves what is on a GPU; this tensor is in main memory")
+        return kind
+
+    def buffer(self, call: Call, dtype: Any) -> Any:
+        return new_tensor(call.terms.kind, dtype, "cpu" if self.meets else "cuda")
+
+    def carry_out(self, call: Call, opened: Any, machines: Machines | None) -> None:
+        if call.terms.strategy is Strategy.CPU and not self.meets:
+            raise UsageError(f"{call.terms.text}: {self.name} does not reach main memory; use another strategy")
+        super().carry_out(call, opened, machines)
+
     def meet(self, call: Call) -> None:
         if self.meets:
             super().meet(call)
@@ -65,8 +81,6 @@ class TorchBackend(MessageBackend):
         if agreed.reduces and agreed.reducer.op is Op.CUSTOM:
             return False
         mine = holder_of(call.tensor, agreed.kind)
-        if not self.meets and isinstance(mine, HostHolder):
-            raise UsageError(f"{agreed.text}: {self.name} moves what is on a GPU; this tensor is in main memory")
         flat = _as_torch(mine)
         if flat.dtype not in _NATIVE_TYPES or agreed.verb is Verb.REDUCE_SCATTER:
             return False  # gloo has neither the other types nor parts of unequal length

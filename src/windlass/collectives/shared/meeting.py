@@ -13,13 +13,12 @@ from __future__ import annotations
 import logging
 import os
 import time
-import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
-from windlass.collectives.call import Call, DifferentCalls
+from windlass.collectives.call import Call, check_alike, notice
 from windlass.collectives.members import Watch, named
 from windlass.collectives.shared import kernels
 from windlass.collectives.shared.rendezvous import Record
@@ -43,12 +42,10 @@ _TEXT_WORDS = TEXT_BYTES // 8
 
 
 @lru_cache(1024)
-def _notice(text: str) -> Array:
-    """A notice without words of the member's own."""
-    said = text.encode()
-    if len(said) > TEXT_BYTES:
-        said = said[: TEXT_BYTES - 9] + f" {zlib.crc32(said):08x}".encode()
-    return np.frombuffer(said.ljust(TEXT_BYTES + WORD_BYTES, b"\0"), np.int64)
+def _posted(text: str) -> Array:
+    """A notice as it is posted, without words of the member's own."""
+    words = np.frombuffer(notice(text, TEXT_BYTES) + bytes(WORD_BYTES), np.int64)
+    return words.copy()  # a read-only array is another type to the kernels
 
 
 class Meeting:
@@ -82,21 +79,22 @@ class Meeting:
         """Begin a call: meet everybody, and see that they have come for the same. If not, every member raises
         DifferentCalls, and nothing has happened. `words` are this member's own, for the others to read; so is the
         payload."""
-        notice = _notice(call.terms.text)
+        posted = _posted(call.terms.text)
         if words:
-            notice = notice.copy()
-            notice[_TEXT_WORDS : _TEXT_WORDS + len(words)] = words
+            posted = posted.copy()
+            posted[_TEXT_WORDS : _TEXT_WORDS + len(words)] = words
         self._calls += 1
         self._count += 1
         slots = self._slots[self._calls & 1]
         unlike = kernels.come(
-            slots, self.rank, notice, _TEXT_WORDS, payload, nbytes, self._flag, self._count, self._flags, self._spins
+            slots, self.rank, posted, _TEXT_WORDS, payload, nbytes, self._flag, self._count, self._flags, self._spins
         )
         if unlike == kernels.LATE:
             self._wait(call)
             unlike = kernels.first_unlike(slots, slots[self.rank], _TEXT_WORDS)
         if unlike >= 0:
-            self._raise_unlike(call)
+            lo = slot(self._calls & 1)
+            check_alike([bytes(each.array[lo : lo + TEXT_BYTES]) for each in self.segments], self.rank)
 
     def words(self, rank: int) -> list[int]:
         """A member's words of the call under way."""
@@ -144,15 +142,6 @@ class Meeting:
                 "to it; raise timeout= if that is too short for what they do in between"
             )
         return missing
-
-    def _raise_unlike(self, call: Call) -> None:
-        lo = slot(self._calls & 1)
-        texts = [_text(segment.array[lo : lo + TEXT_BYTES]) for segment in self.segments]
-        other = next(each for each, text in enumerate(texts) if text != texts[self.rank])
-        raise DifferentCalls(
-            f"rank {other} called {texts[other]}, while this one, rank {self.rank}, called {texts[self.rank]}; "
-            "all members must make the same calls in the same order"
-        )
 
     def leave(self, reason: str) -> None:
         """Tell those who wait, now or later, that this member does not come again, and why. Safe to repeat. A forked
