@@ -73,8 +73,8 @@ def reducing(folder: Path, elements: int, **options: object) -> Iterator[list[in
 
 @pytest.mark.parametrize(
     ("elements", "options"),
-    [(100, {}), (400_000, {}), (400_000, {"in_buffer": True})],
-    ids=["in the notice", "in pieces", "in the buffer"],
+    [(400_000, {}), (400_000, {"in_buffer": True})],
+    ids=["in pieces", "in the buffer"],
 )
 def test_a_member_that_is_killed_is_named_to_the_others_within_a_second(tmp_path, elements, options):
     with reducing(tmp_path, elements, **options) as pids:

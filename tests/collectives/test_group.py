@@ -27,6 +27,14 @@ def trio():
         yield cluster
 
 
+def test_workers_exchange_a_few_bytes_through_the_store(trio):
+    def work(store):
+        return store.exchange(bytes([store.rank, 7])), store.exchange(bytes([store.rank + 3, 0]))
+
+    assert trio.run(work) == [([b"\0\7", b"\1\7", b"\2\7"], [b"\3\0", b"\4\0", b"\5\0"])] * 3
+    assert trio.store().keys() == []
+
+
 def test_a_group_knows_its_place_and_says_so(trio):
     def work(store):
         with wl.Group(store) as group:
