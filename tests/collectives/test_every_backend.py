@@ -15,7 +15,7 @@ from tests.collectives.crews import CREWS
 FLOATS = ("float32", "float32", "float64", "float16", "bfloat16")
 INTEGERS = ("int64", "uint8", "int32", "int16", "uint32")
 LARGE = 700_001
-"""Several pieces of the pipeline, and not a multiple of anything."""
+"""Several pieces on their way through shared memory, and not a multiple of anything."""
 
 
 @pytest.fixture(scope="module", params=list(CREWS))
@@ -82,4 +82,4 @@ def test_every_verb_moves_a_tensor_of_many_pieces(crew, verb, in_buffer):
 @pytest.mark.parametrize("reduce", ["sum", "max", "product"])
 def test_a_large_tensor_of_any_type_takes_the_same_ways(crew, dtype, reduce):
     for in_buffer in (False, True):
-        check(crew, Case(shape=(20_003,), dtype=dtype, reduce=reduce, framework="torch", in_buffer=in_buffer))
+        check(crew, Case(shape=(300_003,), dtype=dtype, reduce=reduce, framework="torch", in_buffer=in_buffer))

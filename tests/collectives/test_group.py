@@ -85,7 +85,7 @@ def test_calls_that_differ_are_told_in_every_member_and_harm_nothing(trio):
 def test_every_member_ends_with_the_very_same_bits(trio, strategy):
     def work(store):
         with wl.Group(store) as group:
-            made = [np.random.default_rng(store.rank).standard_normal(n).astype(np.float32) for n in (1000, 200_000)]
+            made = [np.random.default_rng(store.rank).standard_normal(n).astype(np.float32) for n in (1000, 300_000)]
             return [group.allreduce(each, strategy).tobytes() for each in made]
 
     found = trio.run(work)
@@ -98,13 +98,13 @@ def test_auto_adds_up_in_rank_order_whichever_way_it_takes(trio):
 
     def work(store):
         with wl.Group(store) as group:
-            small, large = (numbers(store.rank, size) for size in (99, 50_000))
+            small, large = (numbers(store.rank, size) for size in (99, 300_000))
             shared = group.buffer(large.shape)
             shared[:] = large
             return [group.allreduce(each).copy() for each in (small, large, shared)]
 
     small, large, shared = trio.run(work)[1]
-    for found, size in ((small, 99), (large, 50_000), (shared, 50_000)):
+    for found, size in ((small, 99), (large, 300_000), (shared, 300_000)):
         given = [numbers(rank, size) for rank in range(3)]
         np.testing.assert_array_equal(found, (given[0] + given[1]) + given[2])
 
@@ -112,28 +112,28 @@ def test_auto_adds_up_in_rank_order_whichever_way_it_takes(trio):
 def test_a_buffer_is_memory_that_the_others_write_to(trio):
     def work(store):
         with wl.Group(store) as group:
-            whole = group.buffer((3, 5000), torch.float32)
+            whole = group.buffer((3, 100_000), torch.float32)
             assert not whole.any()
             whole[1] = store.rank + 1  # a part of a buffer is reduced in place, too
             group.allreduce(whole[1], reduce="max")
-            gathered = group.buffer(30_000)
-            gathered[group.part(30_000)] = store.rank
+            gathered = group.buffer(300_000)
+            gathered[group.part(300_000)] = store.rank
             group.all_gather_parts(gathered)
             return whole.sum(1).tolist(), np.unique(gathered, return_counts=True)[1].tolist()
 
-    assert trio.run(work) == [([0.0, 15000.0, 0.0], [10_000] * 3)] * 3
+    assert trio.run(work) == [([0.0, 300_000.0, 0.0], [100_000] * 3)] * 3
 
 
 def test_members_may_use_different_buffers_or_none_in_one_call(trio):
     def work(store):
         with wl.Group(store) as group:
-            buffers = [group.buffer(20_000), group.buffer(40_000)]
-            tensors = [buffers[0], buffers[1][1000:21_000], np.zeros(20_000, np.float32)]
+            buffers = [group.buffer(200_000), group.buffer(400_000)]
+            tensors = [buffers[0], buffers[1][1000:201_000], np.zeros(200_000, np.float32)]
             for mine in (tensors[store.rank], tensors[store.rank % 2]):
                 mine[:] = store.rank
                 group.allreduce(mine)
                 assert (mine == 3).all()
-            return float(buffers[1][:1000].sum() + buffers[1][21_000:].sum())
+            return float(buffers[1][:1000].sum() + buffers[1][201_000:].sum())
 
     assert trio.run(work) == [0.0] * 3
 
@@ -188,7 +188,7 @@ def test_a_member_that_leaves_is_named_to_those_who_wait_for_it(trio):
 def test_a_member_that_fails_in_a_call_tells_the_others(trio):
     def work(store):
         def combine(a, b):
-            if len(a) == 50_000 // 3 + (store.rank < 2) or len(a) == 8192:
+            if len(a) > 1000:
                 raise ZeroDivisionError("my own fault")
             return a + b
 
@@ -196,12 +196,12 @@ def test_a_member_that_fails_in_a_call_tells_the_others(trio):
         failing = wl.Reducer("failing", combine if store.rank == 1 else np.add, 0)
         expected = ZeroDivisionError if store.rank == 1 else wl.ClusterError
         with pytest.raises(expected) as caught:
-            group.allreduce(np.zeros(50_000), reduce=failing)
+            group.allreduce(np.zeros(100_000), reduce=failing)
         return str(caught.value)
 
     told = trio.run(work)
     assert "rank 1" in told[0]
-    assert "gave up in allreduce of float64 of shape (50000,)" in told[0]
+    assert "gave up in allreduce of float64 of shape (100000,)" in told[0]
 
 
 def test_nothing_is_left_of_groups_and_buffers_that_are_gone(trio):
@@ -302,7 +302,7 @@ def test_a_group_goes_by_the_machines_it_is_told(trio):
 def test_a_forked_copy_of_a_member_changes_nothing_for_the_others(trio):
     def work(store):
         group = wl.Group(store)
-        buffer = group.buffer(10_000)
+        buffer = group.buffer(100_000)
         child = os.fork() if store.rank == 1 else 0
         if store.rank == 1 and not child:
             group.close()

@@ -30,6 +30,9 @@ from windlass.types import Array
 CHUNK_BYTES = 4 << 20
 """A reduction in the group's buffers is done in steps of so many bytes: Ctrl-C is noticed in between."""
 
+MAX_READ_BYTES = 1 << 20
+"""What travels in notices is read by everybody, all of it: above this, each had better reduce a part."""
+
 MAX_PREPARED = 1024
 
 
@@ -57,7 +60,7 @@ class SharedBackend(Backend):
             self._meeting.open(call)
             return None
         flat = flat_of(call.tensor, kind)
-        if _is_inline(call.terms):
+        if self._is_inline(call.terms):
             self._meeting.open(call, payload=flat.address, nbytes=kind.nbytes)
         else:
             spot = NOWHERE if flat.write_back else self._buffers.find(flat.address, kind.nbytes)
@@ -71,7 +74,7 @@ class SharedBackend(Backend):
         if agreed.strategy is not Strategy.AUTO:
             self._scheduled.run(call, agreed.schedule(self.size, machines, agreed.strategy))
             return
-        if _is_inline(agreed):
+        if self._is_inline(agreed):
             self._inline(agreed, opened.address)
         elif (addresses := self._all_in_buffers()) is not None:
             self._direct(call, addresses)
@@ -87,6 +90,13 @@ class SharedBackend(Backend):
         self._meeting.leave(reason)
 
     # --- what auto does -----------------------------------------------------------------------------------------------
+
+    def _is_inline(self, agreed: Terms) -> bool:
+        return (
+            agreed.kind.nbytes <= INLINE_BYTES
+            and agreed.kind.nbytes * self.size <= MAX_READ_BYTES
+            and agreed.strategy is Strategy.AUTO
+        )
 
     def _reduction(self, agreed: Terms) -> Reduction | None:
         found = self._prepared.get(agreed)
@@ -134,7 +144,3 @@ class SharedBackend(Backend):
                 offset, lengths = start * itemsize, np.full(others.size, (stop - start) * itemsize)
                 kernels.copy(others + offset, np.full_like(others, addresses[source] + offset), lengths, past_cache)
         self._meeting.sync(call)
-
-
-def _is_inline(agreed: Terms) -> bool:
-    return agreed.kind.nbytes <= INLINE_BYTES and agreed.strategy is Strategy.AUTO

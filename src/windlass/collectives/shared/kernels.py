@@ -27,7 +27,7 @@ WAIT_NANOSECONDS = 20_000_000
 SPIN_NANOSECONDS = 3_000
 YIELD_NANOSECONDS = 300_000
 SLEEP_MICROSECONDS = 50
-BLOCK = 8192
+BLOCK = 2048
 _LINE = 32
 
 
@@ -145,6 +145,27 @@ def copy(tos: Array, sources: Array, lengths: Array, past_cache: bool) -> None:
             _move_past_cache(tos[i], sources[i], lengths[i])
         else:
             move(tos[i], sources[i], lengths[i])
+    if past_cache:
+        fence()
+
+
+@jit
+def exchange(
+    rooms: Array, starts: Array, lengths: Array, parts: Array, piece: int, share: int, inward: bool, past_cache: bool
+) -> None:
+    """Copy one piece's share of each of these parts of a tensor into its room, or out of it. By part: where its room
+    is, where in the tensor it begins, and how many bytes it has."""
+    done = piece * share
+    for part in parts:
+        length = min(share, lengths[part] - done)
+        if length <= 0:
+            continue
+        if inward:
+            move(rooms[part], starts[part] + done, length)
+        elif past_cache:
+            _move_past_cache(starts[part] + done, rooms[part], length)
+        else:
+            move(starts[part] + done, rooms[part], length)
     if past_cache:
         fence()
 

@@ -26,12 +26,12 @@ from windlass.collectives.shared.segments import OwnSegment, Segment, open_segme
 from windlass.errors import ClusterError, TimeoutError
 from windlass.types import Array
 
-TEXT_BYTES, WORD_BYTES, INLINE_BYTES = 256, 64, 16 << 10
+TEXT_BYTES, WORD_BYTES, INLINE_BYTES = 256, 64, 256 << 10
 MAX_BUFFERS = 4096
 
 log = logging.getLogger("windlass")
 FLAG, LEFT, REASON, FREED, SLOTS = 0, 128, 256, 4096, 8192
-SLOT_BYTES = 32 << 10
+SLOT_BYTES = INLINE_BYTES + 4096
 PIECES = SLOTS + 2 * SLOT_BYTES
 """Where a control segment keeps what. Flags have cache lines to themselves; pieces begin at PIECES."""
 

@@ -16,6 +16,7 @@ Each area has room for two pieces, used in turn: what is read between two meetin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from windlass.collectives.schedule import cut
 from windlass.collectives.shared import kernels
 from windlass.collectives.shared.meeting import PIECES, Meeting
 from windlass.collectives.shared.reduction import Reduction
+from windlass.collectives.tensors import Kind
 from windlass.types import Array
 
 PIECE_BYTES = 1 << 20
@@ -31,6 +33,8 @@ PIECE_BYTES = 1 << 20
 
 PAST_CACHE_BYTES = 8 << 20
 """From this size on, results are written past the cache."""
+
+MAX_LAYOUTS = 256
 
 
 def share_bytes(members: int) -> int:
@@ -45,14 +49,21 @@ def control_bytes(members: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """Which parts this member copies in; which it copies out, and from where, by turn and part; how many pieces later;
-    and where its own part's result goes, by turn, besides into its tensor."""
+    """Which parts this member copies in; which it copies out, from where, by turn and part, and how many pieces later;
+    and where its own part's result goes, by turn, besides into its tensor: -1 if nowhere."""
 
     gives: Array
     takes: Array
-    sources: Array
+    sources: tuple[Array, Array]
     lag: int
-    results: Array
+    results: tuple[int, int] = (-1, -1)
+
+
+class _Layout(NamedTuple):
+    """Of each part of a tensor: where it begins and how long it is, in bytes."""
+
+    offsets: Array
+    lengths: Array
 
 
 class Pipeline:
@@ -60,62 +71,76 @@ class Pipeline:
 
     def __init__(self, meeting: Meeting) -> None:
         self._meeting = meeting
-        members, self._share = meeting.size, share_bytes(meeting.size)
-        bases = np.array([segment.address + PIECES for segment in meeting.segments], np.int64)
-        # By turn, member and part: where a member has its share of a part; and by turn and member: its result.
-        offsets = np.arange(2 * members, dtype=np.int64).reshape(2, 1, members) * self._share
-        self._pieces = bases.reshape(1, members, 1) + offsets
-        self._results = bases + (2 * members + np.arange(2).reshape(2, 1)) * self._share
+        self._rank, members = meeting.rank, meeting.size
+        share = self._share = share_bytes(members)
+        bases = [segment.address + PIECES for segment in meeting.segments]
+        # By turn: where each member has its shares of all parts, and where it has its result.
+        self._pieces = [
+            np.array([[base + (turn * members + part) * share for part in range(members)] for base in bases], np.int64)
+            for turn in (0, 1)
+        ]
+        self._results = [np.array([base + (2 * members + turn) * share for base in bases], np.int64) for turn in (0, 1)]
+        self._inputs = [each[:, self._rank].copy() for each in self._pieces]
+        self._layouts: dict[tuple[int, int], _Layout] = {}
+        self._routes: dict[tuple[Verb, int], _Route] = {}
 
     def run(self, call: Call, address: int, reduction: Reduction | None) -> None:
         """Carry out a call, which has been opened, on this member's tensor at this address."""
-        share, itemsize, rank = self._share, call.terms.kind.itemsize, self._meeting.rank
-        spans = np.array(cut(0, call.terms.kind.size, self._meeting.size), np.int64) * itemsize
-        starts, lengths = address + spans[:, 0], spans[:, 1] - spans[:, 0]
-        pieces = -(-int(lengths.max()) // share)
-        past_cache = call.terms.kind.nbytes >= PAST_CACHE_BYTES
-        route = self._route(call)
-
-        def copy_out(piece: int) -> None:
-            left = np.clip(lengths - piece * share, 0, share)
-            to, sources = starts + piece * share, route.sources[piece % 2]
-            kernels.copy(to[route.takes], sources[route.takes], left[route.takes], past_cache)
-
-        def reduce(piece: int, reduction: Reduction) -> None:
-            length = min(share, int(lengths[rank]) - piece * share) // itemsize
-            inputs, own = self._pieces[piece % 2, :, rank].copy(), starts[rank] + piece * share
-            inputs[rank] = own
-            reduction.run(np.append(route.results[piece % 2], own), inputs, 0, length)
-
-        def copy_in(piece: int) -> None:
-            left = np.clip(lengths - piece * share, 0, share)
-            to, sources = self._pieces[piece % 2, rank], starts + piece * share
-            kernels.copy(to[route.gives], sources[route.gives], left[route.gives], False)
-
+        agreed, share, meeting = call.terms, self._share, self._meeting
+        route, layout = self._route(agreed.verb, agreed.root), self._layout(agreed.kind)
+        starts, lengths = address + layout.offsets, layout.lengths
+        pieces, past_cache = -(-int(lengths[0]) // share), agreed.kind.nbytes >= PAST_CACHE_BYTES
         for at in range(pieces + route.lag):
-            if at >= route.lag:
-                copy_out(at - route.lag)
+            done = at - route.lag
+            if done >= 0:
+                rooms = route.sources[done % 2]
+                kernels.exchange(rooms, starts, lengths, route.takes, done, share, False, past_cache)
             if reduction is not None and 1 <= at <= pieces:
-                reduce(at - 1, reduction)
+                length = min(share, int(lengths[self._rank]) - (at - 1) * share)
+                self._reduce(route, reduction, at - 1, int(starts[self._rank]), length // agreed.kind.itemsize)
             if at < pieces:
-                copy_in(at)
+                rooms = self._pieces[at % 2][self._rank]
+                kernels.exchange(rooms, starts, lengths, route.gives, at, share, True, False)
             if at < pieces + route.lag - 1:
-                self._meeting.sync(call)
+                meeting.sync(call)
 
-    def _route(self, call: Call) -> _Route:
-        rank = self._meeting.rank
+    def _reduce(self, route: _Route, reduction: Reduction, piece: int, start: int, length: int) -> None:
+        """Reduce the own part's share of a piece: from everybody's room and the own tensor, into the latter and where
+        the others find it."""
+        own, result = start + piece * self._share, route.results[piece % 2]
+        inputs = self._inputs[piece % 2]
+        inputs[self._rank] = own
+        reduction.run(np.array([own] if result < 0 else [result, own], np.int64), inputs, 0, length)
+
+    def _layout(self, kind: Kind) -> _Layout:
+        key = kind.size, kind.itemsize
+        if key not in self._layouts:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts.clear()
+            spans = np.array(cut(0, kind.size, self._meeting.size), np.int64) * kind.itemsize
+            self._layouts[key] = _Layout(spans[:, 0].copy(), spans[:, 1] - spans[:, 0])
+        return self._layouts[key]
+
+    def _route(self, verb: Verb, root: int) -> _Route:
+        if (verb, root) not in self._routes:
+            self._routes[verb, root] = self._new_route(verb, root)
+        return self._routes[verb, root]
+
+    def _new_route(self, verb: Verb, root: int) -> _Route:
+        rank, (even, odd) = self._rank, self._results
         everyone, nobody = np.arange(self._meeting.size), np.empty(0, np.int64)
-        others, nowhere = np.delete(everyone, rank), self._results[:, :0]
-        match call.terms.verb:
+        others = np.delete(everyone, rank)
+        match verb:
             case Verb.ALLREDUCE:
-                return _Route(others, others, self._results, 2, self._results[:, rank : rank + 1])
+                return _Route(others, others, (even, odd), 2, (int(even[rank]), int(odd[rank])))
             case Verb.REDUCE_SCATTER:
-                return _Route(others, nobody, self._results, 1, nowhere)
+                return _Route(others, nobody, (even, odd), 1)
             case Verb.ALL_GATHER:
-                return _Route(everyone[[rank]], others, self._pieces[:, everyone, everyone], 1, nowhere)
-            case Verb.BROADCAST if rank == call.terms.root:
-                return _Route(everyone, nobody, self._results, 1, nowhere)
+                own = [each.diagonal().copy() for each in self._pieces]
+                return _Route(everyone[[rank]], others, (own[0], own[1]), 1)
+            case Verb.BROADCAST if rank == root:
+                return _Route(everyone, nobody, (even, odd), 1)
             case Verb.BROADCAST:
-                return _Route(nobody, everyone, self._pieces[:, call.terms.root], 1, nowhere)
+                return _Route(nobody, everyone, (self._pieces[0][root], self._pieces[1][root]), 1)
             case _:
-                raise AssertionError(f"{call.terms.verb} moves no tensor")
+                raise AssertionError(f"{verb} moves no tensor")
