@@ -123,4 +123,4 @@ def test_ctrl_c_ends_a_wait_and_is_told_to_the_others():
 
     with wl.Cluster(servers=1, workers=2) as cluster:
         waited, _ = cluster.run(work)
-    assert 0.15 < waited < 1.0
+    assert 0.15 < waited < 3
