@@ -25,7 +25,7 @@ ALLOWED = {
     "worker": LOW | {"_wire", "_transport", "store", "trace"},
     "engines": LOW | {"_wire", "_transport", "store", "manager", "server", "worker", "trace"},
     "torch": LOW | {"store", "collectives", "worker", "engines"},
-    "apps": LOW | {"torch", "worker"},
+    "apps": LOW | {"torch", "worker", "store", "engines"},
 }
 
 
