@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -138,7 +140,8 @@ def test_learning_rates_that_differ_in_a_step_are_refused_by_the_servers(two):
 def test_gradients_touched_after_they_left_are_not_ignored(two):
     def train(store):
         model, optimizer = start(store)
-        one_step(store, model, optimizer)
+        for _ in range(2):
+            one_step(store, model, optimizer)
         optimizer.zero_grad()
         loss_of(model, *share(store, *batches(1)[0])).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
@@ -151,7 +154,8 @@ def test_gradients_touched_after_they_left_are_not_ignored(two):
 def test_a_rate_changed_after_gradients_left_is_not_ignored(two):
     def train(store):
         model, optimizer = start(store)
-        one_step(store, model, optimizer)
+        for _ in range(2):
+            one_step(store, model, optimizer)
         optimizer.zero_grad()
         loss_of(model, *share(store, *batches(1)[0])).backward()
         optimizer.param_groups[0]["lr"] = 0.5
@@ -287,3 +291,93 @@ def test_a_new_optimizer_on_the_same_model_takes_over():
         for _ in range(3):
             one_step(None, model, second)
         assert store.version(next(iter(store.keys()))) == 3
+        with pytest.raises(wl.UsageError, match="another was made on its parameters and took over"):
+            first.step()
+
+
+@pytest.mark.parametrize("mode", ["store", "allreduce"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_two_backwards_over_different_layers_both_count(two, mode, overlap):
+    def train(store):
+        model = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(1.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if store is not None:
+            optimizer = wl.torch.Optimizer(optimizer, store, mode=mode, overlap=overlap, name=f"both-{mode}-{overlap}")
+        for _ in range(4):
+            optimizer.zero_grad()
+            for layer in model:
+                layer(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        return [parameter.tolist() for parameter in model.parameters()]
+
+    want = train(None)
+    for got in two.run(train):
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(torch.tensor(one), torch.tensor(other))
+
+
+@pytest.mark.parametrize("mode", ["store", "allreduce"])
+def test_a_gradient_that_comes_later_by_hand_is_not_ignored(two, mode):
+    def train(store):
+        model = Net()
+        model.register_parameter("extra", nn.Parameter(torch.ones(3)))
+        model, optimizer = start(store, model, mode=mode, overlap=False, name=f"late-{mode}")
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(model, *share(store, *batches(1)[0])).backward()
+            if step == 3:
+                model.extra.grad = torch.ones(3)
+            optimizer.step()
+
+    with pytest.raises(wl.UsageError, match="'extra' has a gradient now and had none in the first step"):
+        two.run(train)
+
+
+def test_hooks_of_the_optimizer_inside_are_refused():
+    with wl.Store() as store:
+        inner = torch.optim.SGD(Net().parameters(), lr=0.1)
+        inner.register_step_pre_hook(lambda *_: None)
+        with pytest.raises(wl.UsageError, match="has step hooks, and with mode='store' it never steps"):
+            wl.torch.Optimizer(inner, store)
+
+
+def test_a_hook_that_changes_a_gradient_after_it_left_is_not_ignored():
+    with wl.Store() as store:
+        model = wl.torch.wrap(Net(), store)
+
+        def halve(parameter):
+            parameter.grad.mul_(0.5)
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(halve)
+        x, y = batches(1)[0]
+        loss_of(model, x, y).backward()
+        model.zero_grad()
+        with pytest.raises(wl.UsageError, match="was changed after it had left"):
+            loss_of(model, x, y).backward()
+
+
+def test_a_parameter_changed_by_hand_is_told_once(caplog):
+    with wl.Store() as store:
+        model, optimizer = start(store)
+        for _ in range(3):
+            one_step(None, model, optimizer)
+            with torch.no_grad():
+                model.first.weight.clamp_(-0.1, 0.1)
+    told = [record.getMessage() for record in caplog.records if "changed by hand" in record.getMessage()]
+    assert len(told) == 1
+    assert "'first.weight'" in told[0]
+
+
+def test_a_model_can_be_saved_whole_after_it_was_wrapped(tmp_path):
+    with wl.Store() as store:
+        model, optimizer = start(store)
+        one_step(None, model, optimizer)
+        torch.save(model, tmp_path / "model.pt")
+        with pytest.raises(wl.UsageError, match="an optimizer belongs to its store"):
+            copy.deepcopy(optimizer)
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert torch.equal(again.first.weight, model.first.weight)

@@ -11,7 +11,7 @@ from windlass import trace
 
 LAYERS = 8
 WIDTH = 512  # 1 MiB a layer
-STEPS = 3
+STEPS = 4
 
 
 def train(store, seconds, width, steps):
@@ -37,13 +37,13 @@ def traced(tmp_path, seconds, rate, width=WIDTH, steps=STEPS):
 
 def test_communication_is_hidden_behind_a_backward_that_is_long_enough(tmp_path):
     path = traced(tmp_path, 0.04, 100_000_000)
-    rows = [row for row in trace.overlap(path) if row.step is not None and 1 <= row.step < STEPS]
-    assert len(rows) == 2 * (STEPS - 1)
+    rows = [row for row in trace.overlap(path) if row.step is not None and 2 <= row.step < STEPS]
+    assert len(rows) == 2 * (STEPS - 2)
     assert trace.share_hidden(rows) > 0.6
 
 
 def test_on_a_link_that_is_too_slow_the_first_layers_come_back_first(tmp_path):
-    path = traced(tmp_path, 0.0, 20_000_000, width=1024, steps=2)  # 4 MiB a layer, and backward takes no time
+    path = traced(tmp_path, 0.0, 40_000_000, width=1024, steps=3)  # 4 MiB a layer, and backward takes no time
     ends: dict[str, list[tuple[float, str]]] = {}
     for event in trace.load(path):
         if event.get("cat") == "pushpull" and "weight" in event["name"]:

@@ -142,7 +142,7 @@ def test_gradients_accumulate_over_several_backwards(two, mode, is_quiet, clips)
 
 def test_more_backwards_than_in_the_first_step_are_an_error_that_says_what_to_do(two):
     with pytest.raises(wl.UsageError, match=r"worker-\d: another gradient of '0.3' came after it had left.*no_sync"):
-        two.run(accumulate, [1, 2])
+        two.run(accumulate, [1, 1, 2])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -284,3 +284,77 @@ def test_an_embedded_store_is_one_worker():
         assert BATCH
         got, _ = simple(store, OPTIMIZERS["adam"])
     assert_close(got, simple(None, OPTIMIZERS["adam"])[0])
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_may_be_zeroed_in_place(two, mode, set_to_none):
+    def train(store):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if store is not None:
+            optimizer = wl.torch.Optimizer(optimizer, store, mode=mode)
+        for x, y in batches(5):
+            optimizer.zero_grad(set_to_none=set_to_none)
+            loss_of(model, *share(store, x, y)).backward()
+            optimizer.step()
+        return values(model)
+
+    want = train(None)
+    for got in two.run(train):
+        assert_close(got, want)
+
+
+def test_gradients_edited_through_data_are_the_edited_ones(two):
+    def clamp(model, optimizer):
+        for parameter in model.parameters():
+            parameter.grad.data.clamp_(-0.01, 0.01)
+
+    assert "averaged" in compare(two, OPTIMIZERS["nesterov"], "store", clamp)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_gan_trains_with_two_optimizers_though_one_backward_reaches_both(two, mode):
+    def train(store):
+        nets = {name: Net(seed=seed) for name, seed in (("maker", 1), ("judge", 2))}
+        nets["maker"].second = nn.Linear(16, 6)
+        with torch.no_grad():
+            for parameter in nets["maker"].second.parameters():
+                parameter.fill_(0.1)
+        optimizers = {name: torch.optim.SGD(net.parameters(), lr=0.05) for name, net in nets.items()}
+        if store is not None:
+            optimizers = {
+                name: wl.torch.Optimizer(one, store, mode=mode, name=f"{name}-{mode}")
+                for name, one in optimizers.items()
+            }
+        for x, _ in batches(6):
+            x, _ = share(store, x, torch.zeros(BATCH))
+            fake = nets["maker"](x)
+            optimizers["judge"].zero_grad()
+            (nets["judge"](x).mean() - nets["judge"](fake.detach()).square().mean()).backward()
+            optimizers["judge"].step()
+            optimizers["maker"].zero_grad()
+            nets["judge"](fake).square().mean().backward()
+            optimizers["maker"].step()
+        return values(nets["maker"]) | {f"judge.{name}": value for name, value in values(nets["judge"]).items()}
+
+    want = train(None)
+    for got in two.run(train):
+        assert_close(got, want)
+
+
+def test_state_that_the_optimizer_has_gathered_before_goes_with_it(two):
+    def train(store):
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for index, (x, y) in enumerate(batches(8)):
+            if index == 4 and store is not None:
+                optimizer = wl.torch.Optimizer(optimizer, store)
+            optimizer.zero_grad()
+            loss_of(model, *(share(store, x, y) if index >= 4 else (x, y))).backward()
+            optimizer.step()
+        return values(model)
+
+    want = train(None)
+    for got in two.run(train):
+        assert_close(got, want)

@@ -56,6 +56,20 @@ def test_buffers_begin_as_rank_0s_and_can_be_shared_again(two):
     assert torch.equal(one[2], one[1])
 
 
+def test_buffers_of_any_dtype_are_shared(two):
+    def work(store):
+        model = nn.Linear(3, 1)
+        rank = store.rank
+        model.register_buffer("mask", torch.full((2, 2), bool(rank)))
+        model.register_buffer("turn", torch.full((2,), complex(rank, rank)))
+        model.register_buffer("wide", torch.full((1, 4), float(rank)).expand(3, 4))
+        model.register_buffer("none", torch.empty(0))
+        wl.torch.wrap(model, store)
+        return model.mask.any().item(), model.turn.abs().sum().item(), model.wide.sum().item(), model.wide.shape
+
+    assert two.run(work) == [(False, 0.0, 0.0, (3, 4))] * 2
+
+
 def test_state_dicts_have_the_names_that_ddp_gives(two):
     def work(store):
         wrapped = wl.torch.wrap(Net(), store)

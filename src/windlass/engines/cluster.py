@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -119,11 +120,27 @@ class Cluster:
 
 def connect(*, manager: str | None = None, token: str | None = None, rank: int | None = None) -> Store:
     """Join the cluster that this process was started in, as a worker: inside `windlass run`, or with the manager's
-    address and the cluster's token given. Blocks until every node is there."""
+    address and the cluster's token given. Blocks until every node is there. Without arguments, a second call gives the
+    same store."""
+    is_default = manager is None and token is None and rank is None
+    earlier = _joined() if is_default else None
+    if earlier is not None:
+        return earlier
     config: NodeConfig = from_environment(manager=manager, token=token, rank=rank)
     store = open_store(config)
     atexit.register(store.close)  # a script that just ends says goodbye like one that closes
+    if is_default:
+        _here.append(weakref.ref(store))
     return store
+
+
+_here: list[weakref.ref[Store]] = []
+"""The store by which this process has joined the cluster that it was started in: it is one worker, not several."""
+
+
+def _joined() -> Store | None:
+    store = _here[-1]() if _here else None
+    return store if store is not None and store.is_usable else None
 
 
 def _options(consistency: Consistency | None, options: dict[str, Any]) -> Options:

@@ -27,7 +27,6 @@ from windlass.store.update import SGD, resolve_updater, updater_rule
 from windlass.trace.recorder import open_recorder
 from windlass.types import MANAGER
 
-
 MEET_SECONDS = 10.0
 """How long a run waits for every worker to have heard of every other. Raise it if workers join slowly."""
 

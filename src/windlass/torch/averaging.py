@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from windlass.errors import UsageError
 from windlass.torch.lane import Lane
 from windlass.torch.meeting import forget
-from windlass.torch.shared_model import Lanes, SharedModel
+from windlass.torch.shared_model import Lanes, SharedModel, late
 from windlass.types import Sequential
 from windlass.worker.task import Task
 
@@ -23,26 +24,40 @@ class Averaging:
         self.lanes: Lanes | None = None
         self._model = model
         self.has_given = False  # gradients are means, of this step
-        self._used = f"{model.options.name}/used"
+        self._used = f"{model.options.name}/gradients used"
+        self._is_first = True  # no step has been taken: who takes part may still grow
 
     def on_gradient(self, number: int) -> None:
         if self.lanes is not None and self._model.options.overlap:
+            if self._is_first and not self.lanes.has(number):
+                return  # it is taken in at the end of this backward
             full = self.lanes.stage(number)
             if full is not None:
                 full.send()
 
-    def finish(self) -> None:
+    def finish_backward(self) -> None:
+        """Average what is complete: before the step another backward may bring the rest."""
+        self.finish(may_lack=True)
+
+    def finish(self, *, may_lack: bool = False) -> None:
+        """Average every gradient. UsageError if one is missing, unless the bucket `may_lack` it and stay behind."""
+        if self._is_first and self.lanes is not None and self._outsider() is not None:
+            self._abandon()
         lanes = self.lanes or self._declare()
+        self.check_all_take_part()
         unused = self._send_used()
         for lane in lanes:
             if lane.task is None:
-                self._send_rest(lanes, lane)
+                self._send_rest(lanes, lane, may_lack)
         used = np.asarray(unused.wait()) if unused is not None else None
-        for lane in lanes.first_needed_first():
+        sent = [lane for lane in lanes.first_needed_first() if lane.task is not None]
+        for lane in sent:
+            self._check_untouched(lane)
+        for lane in sent:
             for number, part in lane.take():
                 if used is None or used[number]:
                     self._give(number, part)
-        self.has_given = True
+        self.has_given = len(sent) == len(list(lanes))
 
     def _declare(self) -> Lanes:
         model = self._model
@@ -64,8 +79,12 @@ class Averaging:
         task: Task = model.store.pushpull(self._used, used, wait=False)
         return task
 
-    def _send_rest(self, lanes: Lanes, lane: Lane) -> None:
+    def _send_rest(self, lanes: Lanes, lane: Lane, may_lack: bool) -> None:
         model = self._model
+        has_all = all(tensor.grad is not None for tensor in lane.tensors.values())
+        if may_lack and not has_all and not model.options.find_unused_parameters:
+            lane.drop()
+            return
         for number in lane.missing:
             if model.tensors[number].grad is not None:
                 lanes.stage(number)
@@ -76,11 +95,46 @@ class Averaging:
 
     def _give(self, number: int, mean: torch.Tensor) -> None:
         tensor = self._model.tensors[number]
-        tensor.grad = mean.to(tensor.device)  # the same memory where it is on the CPU
+        # On the CPU the same memory. By `.data`, because views would share one version counter.
+        tensor.grad = mean.to(tensor.device).data
+
+    def _outsider(self) -> int | None:
+        """A parameter with a gradient that takes no part, or None."""
+        assert self.lanes is not None
+        for number, tensor in enumerate(self._model.tensors):
+            if tensor.grad is not None and not self.lanes.has(number):
+                return number
+        return None
+
+    def check_all_take_part(self) -> None:
+        """UsageError if a parameter has a gradient that would go by unnoticed."""
+        number = self._outsider() if self.lanes is not None else None
+        if number is not None:
+            raise UsageError(late(self._model, number))
+
+    def _abandon(self) -> None:
+        """More parameters have gradients than were known of: begin again with all of them. What is under way is waited
+        for first."""
+        assert self.lanes is not None
+        for lane in self.lanes:
+            if lane.task is not None:
+                for number, part in lane.take():
+                    self._give(number, part)
+            lane.drop()
+        self.forget()
+
+    def _check_untouched(self, lane: Lane) -> None:
+        number = lane.touched()
+        if number is not None and lane.tensors[number].grad is not None:
+            raise UsageError(
+                f"{self._model.who}: the gradient of '{self._model.names[number]}' was changed after it had left: put "
+                "hooks that change gradients on the parameters before wrapping, or change gradients after backward()"
+            )
 
     def reset(self) -> None:
         """A step is over."""
         self.has_given = False
+        self._is_first = self.lanes is None
 
     def forget(self) -> None:
         """Delete its keys. Every worker calls it; blocks."""

@@ -11,6 +11,16 @@ import torch
 _LISTENER = "_windlass_backward"
 
 
+class _Listener:
+    """What a parameter remembers of who listens to it; copies and pickles of the parameter do not."""
+
+    def __init__(self, backward: Backward | None = None) -> None:
+        self.backward = backward
+
+    def __reduce__(self) -> Any:
+        return _Listener, ()
+
+
 class Backward:
     """Calls `on_gradient(number)` as soon as a parameter's gradient is accumulated, and `on_end()` when backward is
     over, before its caller goes on; what these raise, `backward()` raises.
@@ -28,14 +38,15 @@ class Backward:
         self.passes = [0] * len(tensors)
         self.is_quiet = False
         self.has_unsent = False
+        self.is_closed = False
         self._on_gradient, self._on_end = on_gradient, on_end
         self._graph = -1  # the backward for which the end is already asked for
         for tensor in tensors:
             # Two that both listen to a parameter would both send its gradients: the newer takes over.
             earlier = getattr(tensor, _LISTENER, None)
-            if isinstance(earlier, Backward) and earlier is not self:
-                earlier.close()
-            setattr(tensor, _LISTENER, self)
+            if isinstance(earlier, _Listener) and earlier.backward is not None:
+                earlier.backward.close()
+            setattr(tensor, _LISTENER, _Listener(self))
         self._hooks = [
             tensor.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
             for number, tensor in enumerate(tensors)
@@ -74,5 +85,6 @@ class Backward:
         self.has_unsent = False
 
     def close(self) -> None:
+        self.is_closed = True
         for hook in self._hooks:
             hook.remove()

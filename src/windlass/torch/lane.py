@@ -97,9 +97,10 @@ class Lane:
             self.task = self._store.pull(self.key, wait=False)
 
     def send_share(self, span: tuple[int, int], hyper: dict[str, float] | None) -> None:
-        """Push elements lo to hi of what is staged, and ask for the whole value."""
+        """Push elements lo to hi of what is staged, which nobody else pushes, and ask for the whole value."""
         assert self._buffer is not None
         self.hyper = hyper
+        self._buffer[slice(*span)] *= self._store.num_workers  # the servers divide by as many
         self._store.push(self.key, self._buffer[slice(*span)], range=span, hyper=hyper)
         self.task = self._store.pull(self.key, wait=False)
 
@@ -117,6 +118,7 @@ class Lane:
 
 
 def copy_gradient(into: torch.Tensor, grad: torch.Tensor) -> None:
+    grad = grad.detach()  # with create_graph=True it is part of a graph
     if grad.nbytes >= PAST_CACHE_BYTES and grad.device.type == "cpu" and grad.is_contiguous():
         copier(grad.nbytes)(_bytes(into), _bytes(grad))
     else:

@@ -55,6 +55,8 @@ class Optimizer(torch.optim.Optimizer):
         self._model = SharedModel(
             store, _named(optimizer, named_parameters), options, mode=mode, optimizer=type(optimizer).__name__
         )
+        frozen = [t for group in optimizer.param_groups for t in group["params"] if not t.requires_grad]
+        self._model.share(frozen)
         self._serving: Serving | None = None
         self._averaging: Averaging | None = None
         if mode == "store":
@@ -62,7 +64,8 @@ class Optimizer(torch.optim.Optimizer):
             self._backward = self._serving.backward
         else:
             self._averaging = Averaging(self._model)
-            self._backward = Backward(self._model.tensors, self._averaging.on_gradient, self._averaging.finish)
+            averaging = self._averaging
+            self._backward = Backward(self._model.tensors, averaging.on_gradient, averaging.finish_backward)
         self._begin_step()
 
     @property
@@ -75,6 +78,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the mean of all workers' gradients; every parameter is new when it returns. Blocks."""
+        if self._backward.is_closed:
+            raise UsageError(
+                f"{self._model.who}: this optimizer is closed, or another was made on its parameters and took over"
+            )
         if closure is None:
             self._computing.end()
         with self.store.trace("step", category="optimizer"):
@@ -109,6 +116,7 @@ class Optimizer(torch.optim.Optimizer):
             self._check_registered()
             if self._backward.has_unsent or not self._averaging.has_given:
                 self._averaging.finish()
+            self._averaging.check_all_take_part()
             self._averaging.reset()
             self._backward.reset()
             if not self._unscale():
@@ -186,6 +194,9 @@ class Optimizer(torch.optim.Optimizer):
             raise UsageError("add parameter groups to the torch optimizer before wl.torch.Optimizer is made of it")
         super().add_param_group(param_group)
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise UsageError("an optimizer belongs to its store: copy the model, and make another of the copy")
+
     def close(self) -> None:
         """Take the hooks off the parameters. Safe to repeat; the keys stay."""
         self._backward.close()
@@ -208,6 +219,11 @@ def _check(optimizer: torch.optim.Optimizer, store: Store, mode: str) -> None:
         raise UsageError(f"wl.torch.Optimizer expects a store, got {type(store).__name__}")
     if mode not in MODES:
         raise UsageError(f"mode expects 'store' or 'allreduce', got {mode!r}")
+    if mode == "store" and (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks):
+        raise UsageError(
+            "the torch optimizer has step hooks, and with mode='store' it never steps: register them on the "
+            "wl.torch.Optimizer, or use mode='allreduce'"
+        )
     if mode == "allreduce" and not isinstance(store.options.consistency, Sequential):
         raise UsageError(
             f"mode='allreduce' expects Sequential(), got {store.options.consistency}: every worker takes the same step"

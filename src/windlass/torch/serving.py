@@ -1,6 +1,6 @@
 """The optimizer on the servers: gradients are pushed, parameters come back.
 
-*Plans*, of which the first step chooses one. In that step gradients are averaged by the end of backward, as DDP does,
+*Plans*, of which the first two steps choose one. In those gradients are averaged by the end of backward, as DDP does,
 so that whatever a script does between backward and step is done to the mean. If it did nothing there, its gradients
 leave *early* from then on: pushed during backward, reduced and applied by the servers in one pass. If it clipped or
 unscaled them, they go on being *averaged* first, and each worker then pushes its share of them for the servers to
@@ -9,6 +9,7 @@ apply. Under bounded delay and eventual consistency there is no mean to wait for
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from enum import Enum
 
@@ -22,8 +23,10 @@ from windlass.torch.backward import Backward
 from windlass.torch.lane import Lane
 from windlass.torch.meeting import gather
 from windlass.torch.rules import rule_of
-from windlass.torch.shared_model import Lanes, SharedModel
+from windlass.torch.shared_model import Lanes, SharedModel, late
 from windlass.types import Sequential
+
+log = logging.getLogger("windlass")
 
 
 class Plan(Enum):
@@ -41,14 +44,23 @@ class Serving:
         self.lanes: Lanes | None = None
         self.backward = Backward(model.tensors, self._on_gradient, self._on_end)
         self._model, self._optimizer = model, optimizer
+        self._versions: list[int] = []  # of the parameters, after the last step
+        self._has_warned = False
         self._is_sequential = isinstance(model.store.options.consistency, Sequential)
         self._averaging = Averaging(model) if self._is_sequential else None
         self._rules = [rule_of(optimizer, group) for group in optimizer.param_groups]
-        self._passes = [0] * len(model.tensors)  # how often each gradient is accumulated before it leaves
-        self._loaded: state.State = {}  # from load_state_dict, until there are keys for it
+        self._passes: list[int] | None = None  # how often each gradient is accumulated before it leaves
+        self._is_touched_before = False
+        # What the optimizer has gathered so far, or load_state_dict gave, until there are keys for it:
+        self._loaded: state.State = {
+            number: dict(optimizer.state[tensor])
+            for number, tensor in enumerate(model.tensors)
+            if optimizer.state.get(tensor)
+        }
+        optimizer.state.clear()
         # As they were at the end of the first backward:
         self._hypers: list[dict[str, float] | None] = []
-        self._seen: list[tuple[torch.Tensor | None, int]] = []
+        self._seen: list[tuple[torch.Tensor | None, torch.Tensor | None]] = []  # the gradient, and a copy of it
 
     # --- during backward --------------------------------------------------------------------------------------------
 
@@ -64,10 +76,11 @@ class Serving:
         model = self._model
         if self.lanes.has_left(number):
             raise UsageError(
-                f"{model.who}: another gradient of '{model.names[number]}' came after it had left with "
-                f"{self._passes[number]} accumulated, as in the first step; run backward for those that are only "
-                "accumulated inside `with optimizer.no_sync():`, or pass overlap=False"
+                f"{model.who}: another gradient of '{model.names[number]}' came after it had left, as in the first "
+                "steps; run a backward that is not followed by a step of this optimizer inside "
+                "`with optimizer.no_sync():`, or pass overlap=False"
             )
+        assert self._passes is not None
         if self.backward.passes[number] >= self._passes[number]:
             full = self.lanes.stage(number)
             if full is not None:
@@ -75,19 +88,20 @@ class Serving:
 
     def _on_end(self) -> None:
         if self._averaging is not None and self.plan in (Plan.FIRST, Plan.AVERAGED):
-            self._averaging.finish()
+            self._averaging.finish_backward()
         if self.plan is Plan.FIRST:
             self._hypers = self._all_hypers()
             grads = [tensor.grad for tensor in self._model.tensors]
-            self._seen = [(grad, grad._version) if grad is not None else (None, 0) for grad in grads]
+            self._seen = [(grad, None if grad is None else grad.detach().clone()) for grad in grads]
 
     def _is_touched(self) -> bool:
         """Whether gradients or parameter groups are not as they were at the end of backward."""
         grads = [tensor.grad for tensor in self._model.tensors]
         is_same = len(self._seen) == len(grads) and all(
-            grad is seen and (grad is None or grad._version == version)
-            for grad, (seen, version) in zip(grads, self._seen, strict=True)
+            grad is seen and (grad is None or copy is None or torch.equal(grad, copy))
+            for grad, (seen, copy) in zip(grads, self._seen, strict=True)
         )
+        self._seen = []
         return not is_same or self._hypers != self._all_hypers()
 
     def _hyper(self, group: int) -> dict[str, float] | None:
@@ -103,6 +117,12 @@ class Serving:
         self._check_not_left()
         if self._averaging is not None:
             self._averaging.reset()
+        elif self.lanes is not None:  # the others go by this worker's clock: it counts the step
+            for lane in self.lanes:
+                lane.drop()
+                lane.send()
+            for lane in self.lanes:
+                lane.take()
         self.backward.reset()
 
     def step(self, *, is_touched: bool = False) -> None:
@@ -110,6 +130,7 @@ class Serving:
         `is_touched` says that the gradients are not what backward made them, where that does not show."""
         if is_touched:
             self._check_not_left()
+        self._check_parameters()
         if self.plan is Plan.FIRST:
             self._rehearse(is_touched)
         elif self.plan is Plan.AVERAGED:
@@ -122,36 +143,41 @@ class Serving:
         for lane in self.lanes.first_needed_first():
             self._give(lane)
         self.backward.reset()
+        self._versions = [tensor._version for tensor in self._model.tensors]
 
     def _rehearse(self, is_touched: bool) -> None:
-        """The first step: choose the plan, with everybody, declare the keys, and take the step."""
+        """The first two steps: with the first the keys are declared, with the second the plan is chosen, with
+        everybody. Two, because what a script does between its steps shows only in the second."""
         model, averaging = self._model, self._averaging
-        if averaging is not None:
-            if self._must_average():
-                averaging.finish()
-            numbers = averaging.lanes.numbers if averaging.lanes is not None else []
-        else:
-            numbers = model.agree_on_gradients()
+        if averaging is not None and self._must_average():
+            averaging.finish()
         is_touched = is_touched or self._is_touched() or not model.options.overlap
-        if any(gather(model.store, is_touched)):
-            self.plan = Plan.AVERAGED if averaging is not None else Plan.AT_STEP
+        if self.lanes is None:
+            if averaging is not None:
+                assert averaging.lanes is not None
+                numbers = averaging.lanes.numbers
+            else:
+                numbers = model.agree_on_gradients()
+            self.lanes = model.lanes(numbers, model.options.name)
+            for lane in self.lanes:
+                lane.declare(reduce="mean", update=self._rules[lane.bucket.group].updater)
+            if self._loaded:
+                self.load(self._loaded)
+        if self._passes is None:
+            self._passes, self._is_touched_before = list(self.backward.passes), is_touched
         else:
-            self.plan = Plan.EARLY
-        self._passes = list(self.backward.passes)
-        if averaging is not None and self.plan is Plan.EARLY:
-            averaging.forget()
-        self.lanes = model.lanes(numbers, model.options.name)
-        for lane in self.lanes:
-            lane.declare(
-                reduce="sum" if self.plan is Plan.AVERAGED else "mean",
-                update=self._rules[lane.bucket.group].updater,
-            )
-        if self._loaded:
-            self.load(self._loaded)
-        if self.plan is Plan.AVERAGED:
-            self._step_averaged()
-        else:
-            self._send_rest()
+            self._choose(is_touched or self._is_touched_before or self._passes != self.backward.passes)
+        if averaging is not None:
+            averaging.reset()
+        self._send_rest()
+
+    def _choose(self, is_touched: bool) -> None:
+        if any(gather(self._model.store, is_touched)):
+            self.plan = Plan.AVERAGED if self._averaging is not None else Plan.AT_STEP
+            return
+        self.plan = Plan.EARLY
+        if self._averaging is not None:
+            self._averaging.forget()
 
     # --- what the servers keep --------------------------------------------------------------------------------------
 
@@ -173,6 +199,7 @@ class Serving:
     def share_values(self) -> None:
         """Make rank 0's values everybody's and the servers'. Every worker calls it; blocks."""
         self._model.share(self._model.tensors)
+        self._versions = [tensor._version for tensor in self._model.tensors]
         if self.lanes is not None:
             self._by_rank_0(lambda lanes: state.write_values(self._model.store, lanes))
 
@@ -214,6 +241,24 @@ class Serving:
         for number in lane.missing:
             if self._model.tensors[number].grad is not None:
                 self.lanes.stage(number)
+
+    def _check_parameters(self) -> None:
+        """Say, once, that a parameter was changed by hand: the servers' value replaces it. And refuse a gradient of a
+        parameter that takes no part."""
+        model = self._model
+        for number, version in enumerate(self._versions):
+            if model.tensors[number]._version != version and not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "%s: '%s' was changed by hand. The servers hold the parameters, and their value replaces it at "
+                    "every step; call optimizer.share_parameters() in every worker, or use mode='allreduce'",
+                    model.who,
+                    model.names[number],
+                )
+        if self.lanes is not None:
+            for number, tensor in enumerate(model.tensors):
+                if tensor.grad is not None and not self.lanes.has(number):
+                    raise UsageError(late(model, number))
 
     def _check_not_left(self) -> None:
         """A GradScaler's gradients must not have left: what they were scaled by has not."""

@@ -61,22 +61,27 @@ class SharedModel:
         """Give every worker rank 0's values of these. Every worker calls it; blocks."""
         if self.store.num_workers == 1:
             return
-        key = "training/first"
-        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-        for tensor in tensors:
-            by_dtype.setdefault(tensor.dtype, []).append(tensor)
-        for alike in by_dtype.values():
-            flat = torch.cat([tensor.detach().reshape(-1).cpu() for tensor in alike])
-            forget(self.store, key)
-            self.store.create(key, flat, consistency=Sequential())
-            flat = self.store.pull(key)
-            offset = 0
-            with torch.no_grad():
-                for tensor in alike:
-                    tensor.copy_(flat[offset : offset + tensor.numel()].view(tensor.shape))
-                    offset += tensor.numel()
-            del flat
-            forget(self.store, key)
+        key, found = "training/first", [tensor for tensor in tensors if tensor.numel()]
+        if not found:
+            return
+        if any(tensor.layout is not torch.strided for tensor in found):
+            raise UsageError("sparse parameters and buffers cannot be given to other workers: make them dense")
+        flat = torch.cat([_bytes(tensor) for tensor in found])
+        forget(self.store, key)
+        self.store.create(key, flat, consistency=Sequential())
+        flat = self.store.pull(key)
+        offset = 0
+        with torch.no_grad():
+            for tensor in found:
+                part = flat[offset : offset + tensor.numel() * tensor.element_size()].clone()
+                value = part.view(tensor.dtype).view(tensor.shape).to(tensor.device)
+                offset += part.numel()
+                if 0 in tensor.stride():
+                    tensor.data = value  # an expanded tensor has no room for its elements
+                else:
+                    tensor.copy_(value)
+        del flat
+        forget(self.store, key)
 
     def agree_on_gradients(self) -> list[int]:
         """The parameters that have a gradient, once every worker has one of the same; all, where some may lack."""
@@ -114,6 +119,9 @@ class Lanes:
     def numbers(self) -> list[int]:
         return sorted(self._of)
 
+    def has(self, number: int) -> bool:
+        return number in self._of
+
     def has_left(self, number: int) -> bool:
         """Whether the gradient of this parameter is on its way, or waits in a bucket for the others."""
         lane = self._of.get(number)
@@ -128,10 +136,7 @@ class Lanes:
         lane = self._of.get(number)
         grad = model.tensors[number].grad
         if lane is None:
-            raise UsageError(
-                f"{model.who}: '{model.names[number]}' has a gradient now and had none in the first step; if forward "
-                "may leave parameters out, pass find_unused_parameters=True"
-            )
+            raise UsageError(late(model, number))
         if grad is None:
             raise UsageError(f"{model.who}: the gradient of '{model.names[number]}' was taken away before it left")
         check_gradient(model.store, model.parameters[number], grad)
@@ -153,8 +158,21 @@ class Lanes:
 
 
 
+def late(model: SharedModel, number: int) -> str:
+    """What is said of a parameter that begins to take part too late."""
+    return (
+        f"{model.who}: '{model.names[number]}' has a gradient now and had none in the first step; if forward may leave "
+        "parameters out, pass find_unused_parameters=True"
+    )
+
+
 def _described(name: str, tensor: torch.Tensor, group: int) -> Parameter:
     return Parameter(name, tuple(tensor.shape), str(tensor.dtype), tensor.element_size(), group)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor holds, whatever its dtype."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
 def _read(said: dict[str, Any]) -> Parameter:

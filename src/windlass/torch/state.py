@@ -50,14 +50,19 @@ def write(store: Store, lanes: Iterable[Lane], state: Mapping[int, Mapping[str, 
         dtype = np.float64 if declared.spec.dtype == "float64" else np.float32
         flat = {name: np.zeros(lane.bucket.size, dtype) for name in slots[0].arrays if name.startswith(_STATE)}
         spans: list[list[int]] = []
+        numbers = {name.removeprefix(f"{_STATE}number.") for name in flat if name.startswith(f"{_STATE}number.")}
+        for number in lane.bucket.members:  # what is one number for a whole parameter, of any shape
+            for name, value in state.get(number, {}).items():
+                if lane.tensors[number].dim() and torch.as_tensor(0 if value is None else value).dim() == 0:
+                    numbers.add(name)
         for number, offset in zip(lane.bucket.members, lane.bucket.offsets, strict=True):
             tensor = lane.tensors[number]
             kept, end = state.get(number, {}), offset + tensor.numel()
             for name, value in kept.items():
                 if name != "step" and value is not None:
                     part = torch.as_tensor(value).detach().cpu()
-                    numbers = "number." if part.dim() == 0 and tensor.dim() else ""
-                    into = flat.setdefault(f"{_STATE}{numbers}{name}", np.zeros(lane.bucket.size, dtype))
+                    prefix = f"{_STATE}number." if name in numbers else _STATE
+                    into = flat.setdefault(f"{prefix}{name}", np.zeros(lane.bucket.size, dtype))
                     into[offset:end] = part.reshape(-1).to(torch.float64).numpy()
             _append(spans, offset, end, int(float(kept.get("step", number in state))))
         _lay(slots, flat, Spans.restore(lane.bucket.size, spans or [[0, 0, 0]]))

@@ -307,6 +307,10 @@ class Client:
                 finally:
                     self._leave()
 
+    @property
+    def is_usable(self) -> bool:
+        return not self.is_closed and os.getpid() == self._pid
+
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
             raise UsageError("this store is another process's: after a fork, the child needs one of its own")

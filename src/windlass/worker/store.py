@@ -406,6 +406,11 @@ class Store:
         return NOTHING if recorder is None else recorder.trace(name, category, args)
 
     @property
+    def is_usable(self) -> bool:
+        """Whether it is open, and this process's own."""
+        return self._client.is_usable
+
+    @property
     def is_driver(self) -> bool:
         return self._client.state.role is Role.DRIVER
 
