@@ -116,7 +116,7 @@ def test_the_cache_comes_before_debian_which_comes_before_a_download(tmp_path, w
     places = Places(tmp_path / "cache", tmp_path / "system", (address,), KNOWN)
     source, said = looked("auto", places)
     assert (source.directory, source.is_sample) == (places.cache, False)
-    assert f"downloading Fashion-MNIST (30 MB) to {places.cache}" in said
+    assert f"Downloading Fashion-MNIST (30 MB) to {places.cache}" in said
     for file in places.cache.iterdir():
         file.unlink()
     fill(places.system)

@@ -129,7 +129,7 @@ def find(wanted: str, places: Places, say: Say) -> Source:
 
 def _download(places: Places, say: Say) -> None:
     """Fill the cache with what is missing or damaged in it. Raises OSError."""
-    say(f"downloading Fashion-MNIST (30 MB) to {places.cache}")
+    say(f"Downloading Fashion-MNIST (30 MB) to {places.cache}")
     for name, digest in places.digests.items():
         target = places.cache / f"{name}.gz"
         if not target.exists() or _damage(target, digest):
