@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ _LISTENER = "_windlass_backward"
 class _Listener:
     """What a parameter remembers of who listens to it; copies and pickles of the parameter do not."""
 
-    def __init__(self, backward: Backward | None = None) -> None:
+    def __init__(self, backward: Callable[[], Backward | None] = lambda: None) -> None:
         self.backward = backward
 
     def __reduce__(self) -> Any:
@@ -44,28 +45,38 @@ class Backward:
         for tensor in tensors:
             # Two that both listen to a parameter would both send its gradients: the newer takes over.
             earlier = getattr(tensor, _LISTENER, None)
-            if isinstance(earlier, _Listener) and earlier.backward is not None:
-                earlier.backward.close()
-            setattr(tensor, _LISTENER, _Listener(self))
+            other = earlier.backward() if isinstance(earlier, _Listener) else None
+            if other is not None:
+                other.close()
+            setattr(tensor, _LISTENER, _Listener(weakref.ref(self)))
         self._hooks = [
             tensor.register_post_accumulate_grad_hook(self._hook(number))  # type: ignore[no-untyped-call]
             for number, tensor in enumerate(tensors)
         ]
 
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        # By a weak reference: torch keeps hooks where Python's collector does not look, and a strong one would keep
+        # every model that was ever trained.
+        me = weakref.ref(self)
+
         def accumulated(_tensor: torch.Tensor) -> None:
-            self.passes[number] += 1
-            if self.is_quiet:
-                self.has_unsent = True
-                return
-            graph = torch._C._current_graph_task_id()
-            if graph != self._graph:
-                self._graph = graph
-                engine: Any = torch.autograd.Variable._execution_engine
-                engine.queue_callback(self._end)
-            self._on_gradient(number)
+            backward = me()
+            if backward is not None:
+                backward._accumulated(number)
 
         return accumulated
+
+    def _accumulated(self, number: int) -> None:
+        self.passes[number] += 1
+        if self.is_quiet:
+            self.has_unsent = True
+            return
+        graph = torch._C._current_graph_task_id()
+        if graph != self._graph:
+            self._graph = graph
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._end)
+        self._on_gradient(number)
 
     def _end(self) -> None:
         self.has_unsent = False

@@ -29,8 +29,8 @@ class Optimizer(torch.optim.Optimizer):
     work as with the optimizer inside.
 
     `named_parameters` (`model.named_parameters()`) gives errors and keys their names. `name` begins the names of the
-    keys: with several optimizers on one store, give each its own. `overlap=False` lets nothing leave before step().
-    `find_unused_parameters=True` is for forwards that leave parameters out; each parameter is then its own key.
+    keys: with several optimizers on one store, give each its own. `overlap=False` lets nothing leave before backward
+    ends. `find_unused_parameters=True` is for forwards that leave parameters out; each parameter is then its own key.
     Raises UsageError, naming worker and parameter, where the workers differ. Not thread-safe.
     """
 
@@ -202,10 +202,10 @@ class Optimizer(torch.optim.Optimizer):
         self._backward.close()
 
     def __repr__(self) -> str:
-        how = f"plan={self._serving.plan.value!r}" if self._serving is not None else ""
+        how = f" plan={self._serving.plan.value!r}" if self._serving is not None else ""
         model = self._model
         return (
-            f"<Optimizer {type(self._inner).__name__} mode={self.mode!r} {how} of {model.who} | "
+            f"<Optimizer {type(self._inner).__name__} mode={self.mode!r}{how} of {model.who} | "
             f"{len(model.tensors)} parameters>"
         )
 
