@@ -172,11 +172,11 @@ def work(store: Store, case: Case, consistency: Consistency, problem: Problem, p
     shape = (problem.images.shape[1] + 1, len(LABELS))
     store.create(key, np.zeros(shape, np.float32), reduce="mean", update=SGD(lr=plan.lr), consistency=consistency)
     draw = np.random.default_rng((plan.seed, store.rank))
-    weights, step = store.pull(key), 0
+    weights, step, owed = store.pull(key), 0, 0.0
     store.barrier()
     diary = Diary(began=time.monotonic())
     while True:
-        until = time.monotonic() + plan.seconds(case, store.rank, step)
+        until = time.monotonic() + plan.seconds(case, store.rank, step) - owed
         version = store.version(key)
         if store.rank == 0 and step:
             diary.pulled.append((diary.ended, version, weights))
@@ -184,8 +184,10 @@ def work(store: Store, case: Case, consistency: Consistency, problem: Problem, p
             break
         gradient = own.take(draw.integers(len(own.labels), size=plan.batch_size)).gradient(weights)
         time.sleep(max(0.0, until - time.monotonic()))
+        computed = time.monotonic()
         diary.staleness.append(store.version(key) - version)
         pushed = time.monotonic()
+        owed = pushed - computed  # looking is no part of the work: the next step is so much shorter
         weights = store.pushpull(key, gradient, out=np.empty(shape, np.float32))
         diary.ended = time.monotonic()
         diary.idle_seconds += diary.ended - pushed
