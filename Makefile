@@ -48,7 +48,9 @@ soak: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[mpi]'
-	for page in dense collectives training; do $(BIN)/python -m bench.$$page --markdown docs/benchmarks.md; done
+	$(BIN)/python -m bench.dense --markdown docs/benchmarks.md
+	$(BIN)/python -m bench.collectives --markdown docs/benchmarks-collectives.md
+	$(BIN)/python -m bench.training --markdown docs/benchmarks.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
