@@ -125,6 +125,14 @@ def test_options_and_optimizers_that_differ_are_an_error_that_names_them(two):
         two.run(train)
 
 
+def test_learning_rates_that_differ_from_the_start_are_an_error_that_shows_both(two):
+    def train(store):
+        wl.torch.Optimizer(torch.optim.SGD(Net().parameters(), lr=0.1 * (1 + store.rank)), store)
+
+    with pytest.raises(wl.UsageError, match=r"worker-1 has groups=\[\{'lr': 0.2.*worker-0 groups=\[\{'lr': 0.1"):
+        two.run(train)
+
+
 def test_learning_rates_that_differ_in_a_step_are_refused_by_the_servers(two):
     def train(store):
         model, optimizer = start(store)

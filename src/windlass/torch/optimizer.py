@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from windlass.errors import UsageError
+from windlass.store.updater import is_number
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
 from windlass.torch.buckets import BUCKET_BYTES
@@ -53,7 +54,12 @@ class Optimizer(torch.optim.Optimizer):
         self._inner = optimizer
         options = TrainingOptions(name, bucket_bytes, overlap, find_unused_parameters)
         self._model = SharedModel(
-            store, _named(optimizer, named_parameters), options, mode=mode, optimizer=type(optimizer).__name__
+            store,
+            _named(optimizer, named_parameters),
+            options,
+            mode=mode,
+            optimizer=type(optimizer).__name__,
+            groups=[_numbers(group) for group in optimizer.param_groups],
         )
         frozen = [t for group in optimizer.param_groups for t in group["params"] if not t.requires_grad]
         self._model.share(frozen)
@@ -228,6 +234,11 @@ def _check(optimizer: torch.optim.Optimizer, store: Store, mode: str) -> None:
         raise UsageError(
             f"mode='allreduce' expects Sequential(), got {store.options.consistency}: every worker takes the same step"
         )
+
+
+def _numbers(group: dict[str, Any]) -> dict[str, float]:
+    """What a worker could have set differently from the others: learning rate, momentum and the like."""
+    return {name: float(value) for name, value in group.items() if is_number(value)}
 
 
 def _named(
