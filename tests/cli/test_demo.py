@@ -129,7 +129,7 @@ def test_ctrl_c_leaves_with_a_word_and_nothing_behind(data) -> None:
         process.send_signal(signal.SIGINT)
         status, out, err, seconds = finish(process)
     assert (status, err) == (130, "")
-    assert re.search(r"^Stopped by Ctrl-C after \d epochs?\.$", out, re.MULTILINE)
+    assert re.search(r"^Stopped by Ctrl-C after \d+ epochs?\.$", out, re.MULTILINE)
     assert seconds < 10
     _, alive = psutil.wait_procs(children, timeout=5)
     assert len(children) >= 5
