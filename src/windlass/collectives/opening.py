@@ -48,6 +48,7 @@ def _open_shared(store: Any, timeout: float | None) -> tuple[Backend, float]:
         lambda mine: store.exchange(mine, seconds),
         timeout=seconds,
         warn_seconds=store.options.warn_seconds,
+        finished=lambda: getattr(store, "finished_ranks", ()),
     )
     return backend, seconds
 

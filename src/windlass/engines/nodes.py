@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import pickle
+import queue
 import threading
 import traceback
 from typing import Any
@@ -16,6 +17,7 @@ import msgspec
 from windlass._transport.loop import Loop
 from windlass._wire.messages import Join
 from windlass.engines._channel import Channel, ChannelClosed
+from windlass.engines._finished import Doubts, Finished, Tally, tally
 from windlass.engines._settling import settle
 from windlass.engines.config import NodeConfig, fresh_incarnation, open_hub, open_store
 from windlass.manager.state import ManagerConfig, ManagerState
@@ -25,7 +27,8 @@ from windlass.store.dense import warm as warm_kernels
 from windlass.store.reduce import reducer_rule, resolve_reducer
 from windlass.store.update import SGD, resolve_updater, updater_rule
 from windlass.trace.recorder import open_recorder
-from windlass.types import MANAGER
+from windlass.types import MANAGER, Incarnation
+from windlass.worker.store import Store
 
 MEET_SECONDS = 10.0
 """How long a run waits for every worker to have heard of every other. Raise it if workers join slowly."""
@@ -94,6 +97,16 @@ class Outcome(msgspec.Struct, frozen=True):
     result: Any = None
     error: BaseException | None = None
     trace: str = ""
+    tally: Tally | None = None  # of a call that returned
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Driver to worker: call this, with these members. `call` is (function, args, kwargs), pickled apart: whoever takes
+    the order from the channel is not the one to import what the function needs."""
+
+    run: int
+    members: tuple[Incarnation, ...]
+    call: bytes
 
 
 def run_worker(channel: Channel, config: bytes) -> None:
@@ -102,23 +115,45 @@ def run_worker(channel: Channel, config: bytes) -> None:
     settle(node.num_workers)
     store = open_store(node)
     channel.send(store._client.state.me)
+    orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, store, orders), name="windlass-orders", daemon=True).start()
     try:
-        while True:
-            try:
-                run, members, function, args, kwargs = channel.recv()
-            except (EOFError, ChannelClosed):
-                return
-            store._client.meet(members, MEET_SECONDS)
-            _answer(channel, call(run, function, store, args, kwargs))
+        while (order := orders.get()) is not None:
+            store._client.meet(order.members, MEET_SECONDS)
+            _answer(channel, _obey(order, store))
     finally:
         store.close()
 
 
-def call(run: int, function: Any, store: Any, args: Any, kwargs: Any) -> Outcome:
+def _listen(channel: Channel, store: Store, orders: queue.SimpleQueue[Order | None]) -> None:
+    """Take what the driver says, also while a call is under way: who of the others has finished ends waits in vain."""
+    doubts = Doubts(store._client)
+    while True:
+        try:
+            said = channel.recv()
+        except (EOFError, ChannelClosed):
+            orders.put(None)
+            return
+        if isinstance(said, Finished):
+            doubts.add(said)
+        else:  # a new run: everybody is back at work
+            doubts = Doubts(store._client)
+            orders.put(said)
+
+
+def _obey(order: Order, store: Store) -> Outcome:
+    try:
+        function, args, kwargs = pickle.loads(order.call)
+    except BaseException as error:
+        return Outcome(order.run, error=error, trace=traceback.format_exc())
+    return call(order.run, function, store, args, kwargs)
+
+
+def call(run: int, function: Any, store: Store, args: Any, kwargs: Any) -> Outcome:
     try:
         result = function(store, *args, **kwargs)
         store.raise_unseen()
-        return Outcome(run, result=result)
+        return Outcome(run, result=result, tally=tally(store) if store.is_usable else {})
     except BaseException as error:
         return Outcome(run, error=error, trace=traceback.format_exc())
 
@@ -128,10 +163,10 @@ def _answer(channel: Channel, outcome: Outcome) -> None:
     try:
         if outcome.error is not None:
             pickle.loads(cloudpickle.dumps(outcome.error))
-        channel.send((outcome.run, outcome.result, outcome.error, outcome.trace))
+        channel.send((outcome.run, outcome.result, outcome.error, outcome.trace, outcome.tally))
     except ChannelClosed:
         return
     except Exception as problem:
         what = "exception" if outcome.error is not None else "result"
         text = outcome.trace or f"TypeError: the {what} cannot be sent to the driver: {problem}"
-        channel.send((outcome.run, None, None, text))
+        channel.send((outcome.run, None, None, text, None))

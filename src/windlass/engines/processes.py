@@ -9,14 +9,18 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
+import cloudpickle
 import msgspec
 
 from windlass._wire.effects import Send
 from windlass._wire.messages import Abort
 from windlass.engines._children import ChannelClosed, Child, ForkServer
+from windlass.engines._finished import Finished
 from windlass.engines.config import NodeConfig, Options, announce, open_store
+from windlass.engines.nodes import Order
 from windlass.errors import ClusterError, UsageError
 from windlass.trace.collector import Collector
 from windlass.types import MANAGER, Incarnation, Role
@@ -127,9 +131,11 @@ class ProcessEngine:
             self._replace_workers()
         self._runs += 1
         workers = [self.children[f"worker-{rank}"] for rank in range(self._counts[1])]
+        call = cloudpickle.dumps((function, args, kwargs), protocol=5)
+        order = Order(self._runs, tuple(self._members.values()), call)
         for child in workers:
             try:
-                child.channel.send((self._runs, tuple(self._members.values()), function, args, kwargs))
+                child.channel.send(order)
             except ChannelClosed:
                 self._broken = _died(child)
                 raise ClusterError(f"{_died(child)} before the run began; the next run starts new workers") from None
@@ -146,16 +152,17 @@ class ProcessEngine:
                 for fd, _ in poll.poll():
                     child = waiting.pop(fd)
                     poll.unregister(fd)
-                    results[child.name] = self._take(child)
+                    results[child.name] = self._take(child, list(waiting.values()))
         except BaseException as error:
             self._broken = str(error)
             self._tell_others(error, list(waiting.values()))
             raise
         return [results[child.name] for child in workers]
 
-    def _take(self, child: Child) -> Any:
+    def _take(self, child: Child, others: list[Child]) -> Any:
+        """What a worker's function returned; raises what it raised. The others, who still run, hear of its end."""
         try:
-            _, result, error, trace = child.channel.recv()
+            _, result, error, trace, tally = child.channel.recv()
         except EOFError:
             raise ClusterError(f"{_died(child)} during the run") from None
         if error is not None:
@@ -163,6 +170,9 @@ class ProcessEngine:
             raise error
         if trace:
             raise ClusterError(f"{child.name} (pid {child.pid}) failed:\n{trace}")
+        for other in others:
+            with suppress(ChannelClosed):  # it died: its own end will tell
+                other.channel.send(Finished(int(child.name.removeprefix("worker-")), tally))
         return result
 
     def _tell_others(self, error: BaseException, others: list[Child]) -> None:

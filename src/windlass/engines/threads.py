@@ -12,6 +12,7 @@ from windlass._transport.inprocess import Network
 from windlass._transport.loop import Loop
 from windlass._wire.effects import Send
 from windlass._wire.messages import Abort, Join
+from windlass.engines._finished import Doubts, Finished
 from windlass.engines.config import Options, fresh_incarnation
 from windlass.engines.nodes import MEET_SECONDS, Outcome, call
 from windlass.errors import ClusterError
@@ -125,6 +126,7 @@ class ThreadEngine:
         self._runs += 1
         outcomes: dict[int, Outcome] = {}
         first: list[int] = []
+        doubts = [Doubts(store._client) for store in self._workers]
 
         def work(rank: int) -> None:
             self._workers[rank]._client.meet([one._client.state.me for one in self._workers], MEET_SECONDS)
@@ -133,6 +135,10 @@ class ThreadEngine:
                 first.append(rank)
                 reason = f"the run was stopped: {type(outcome.error).__name__}: {outcome.error}"
                 self.driver()._client.post(Send(MANAGER, Abort(reason=reason)))
+            elif outcome.tally is not None:
+                for other in range(self._counts[1]):
+                    if other != rank and other not in outcomes:
+                        doubts[other].add(Finished(rank, outcome.tally))
             outcomes[rank] = outcome
 
         threads = [

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from windlass._transport.base import Hub
 from windlass._wire import messages as m
@@ -21,6 +21,8 @@ from windlass.worker.state import Call, Submit, WorkerState
 from windlass.worker.turn import Turn
 
 log = logging.getLogger("windlass")
+
+Found = TypeVar("Found")
 
 TICK_SECONDS = 0.1
 BACKGROUND_AFTER_SECONDS = 0.001
@@ -43,6 +45,10 @@ class Client:
     """Thread-safe. Calls that wait do their I/O in the caller's own thread."""
 
     recorder: Recorder | None = None  # of a client that is traced
+    doubt: Callable[[Waitable], WindlassError | None] | None = None
+    """Asked now and then, with the turn, whether a wait is in vain; what it returns ends the wait, and the store."""
+
+    finished_ranks: frozenset[int] = frozenset()
 
     def __init__(self, hub: Hub, state: WorkerState, *, timeout: float, warn_seconds: float, is_eager: bool) -> None:
         self.state = state
@@ -116,6 +122,15 @@ class Client:
             finally:
                 self._leave()
 
+    def undisturbed(self, look: Callable[[], Found]) -> Found:
+        """What `look` finds while nothing moves. It must not block."""
+        with self._shield:
+            self._turn.take()
+            try:
+                return look()
+            finally:
+                self._leave()
+
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     def wait(self, task: Waitable, timeout: float | None = None) -> None:
@@ -154,6 +169,9 @@ class Client:
         while not task.is_done and not self._turn.requests and not self._shield.is_struck:
             now = time.monotonic()
             if now >= deadline:
+                break
+            if self.doubt is not None and (error := self.doubt(task)) is not None:
+                self._perform(self.state.fail_all(error))
                 break
             if now >= warn_at:
                 warn_at = now + 2 * (now - began)

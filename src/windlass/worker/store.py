@@ -423,6 +423,11 @@ class Store:
     def num_workers(self) -> int:
         return self._client.state.num_workers
 
+    @property
+    def finished_ranks(self) -> frozenset[int]:
+        """The workers whose function of this `cluster.run` has returned, as far as it is known here."""
+        return self._client.finished_ranks
+
     def keys(self) -> list[str]:
         """The names of all keys, whoever made them."""
         return sorted(name for name in self._manager_says()["keys"] if not name.startswith(RESERVED))

@@ -7,6 +7,7 @@ else goes through in pieces (`pipeline.py`). A named strategy runs as its schedu
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,20 @@ class SharedBackend(Backend):
 
     name = "shared memory"
 
-    def __init__(self, rank: int, size: int, exchange: Exchange, *, timeout: float, warn_seconds: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        exchange: Exchange,
+        *,
+        timeout: float,
+        warn_seconds: float,
+        finished: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        """`finished` gives the ranks that will not come to any call any more."""
         self.rank, self.size = rank, size
         own = OwnSegment(control_bytes(size))
-        self._meeting = Meeting(rank, meet(exchange, own.place, size), own, warn_seconds)
+        self._meeting = Meeting(rank, meet(exchange, own.place, size), own, warn_seconds, finished)
         self._meeting.sync(Call(BARRIER, None, timeout))
         own.hide()
         self._buffers = Buffers(self._meeting)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -23,7 +23,7 @@ from windlass.collectives.members import Watch, named
 from windlass.collectives.shared import kernels
 from windlass.collectives.shared.rendezvous import Record
 from windlass.collectives.shared.segments import OwnSegment, Segment, open_segment
-from windlass.errors import ClusterError, TimeoutError
+from windlass.errors import ClusterError, TimeoutError, UsageError
 from windlass.types import Array
 
 TEXT_BYTES, WORD_BYTES, INLINE_BYTES = 256, 64, 256 << 10
@@ -51,11 +51,19 @@ def _posted(text: str) -> Array:
 class Meeting:
     """One member's view of the meeting place. One thread at a time."""
 
-    def __init__(self, rank: int, records: Sequence[Record], own: OwnSegment, warn_seconds: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        records: Sequence[Record],
+        own: OwnSegment,
+        warn_seconds: float,
+        finished: Callable[[], Collection[int]] = tuple,
+    ) -> None:
         """Opens the others' segments. A member that cannot says so in its own, where the others may see it."""
         self.rank, self.size = rank, len(records)
         self._members, self._own, self._warn_seconds = [each.member for each in records], own, warn_seconds
         self._pid = os.getpid()
+        self._finished = finished
         self._watch = Watch(self._members)
         try:
             self.segments: list[Segment] = [
@@ -124,7 +132,7 @@ class Meeting:
 
     def _missing(self, call: Call) -> list[int]:
         """Who has not come. Raises if there is no point in waiting on. A dead member may have come before it died."""
-        dead = self._watch.dead()
+        dead, finished = self._watch.dead(), self._finished()
         missing = [each for each in self._others if self._flag_of(each) < self._count]
         for each in missing:
             array = self.segments[each].array
@@ -135,6 +143,12 @@ class Meeting:
             raise ClusterError(
                 f"{call.terms.text}: {named(self._members, gone)} died; make a new group of those who are left, "
                 "or start again"
+            )
+        over = [each for each in missing if each in finished]
+        if over:
+            raise UsageError(
+                f"{call.terms.text}: {named(self._members, over)} has finished its function and does not come to it; "
+                "let every worker make the same calls"
             )
         if missing and time.monotonic() > call.deadline:
             raise TimeoutError(

@@ -1,0 +1,108 @@
+"""Workers that do not do the same number of things. Who waits in vain hears of it at once, not after `timeout`."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import windlass as wl
+
+TIMEOUT_SECONDS = 50.0
+SOON_SECONDS = 15.0
+
+
+@pytest.fixture(scope="module", params=["threads", "processes"])
+def pair(request):
+    with wl.Cluster(engine=request.param, servers=2, workers=2, timeout=TIMEOUT_SECONDS) as cluster:
+        yield cluster
+
+
+def train(store, steps, **options):
+    model = nn.Linear(3, 2)
+    optimizer = wl.torch.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), store, **options)
+    for _ in range(steps[store.rank]):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+    return True
+
+
+def fails_soon(cluster, match, function, *args, **kwargs):
+    began = time.monotonic()
+    with pytest.raises(wl.UsageError, match=match):
+        cluster.run(function, *args, **kwargs)
+    assert time.monotonic() - began < SOON_SECONDS
+
+
+@pytest.mark.parametrize("mode", ["store", "allreduce"])
+def test_a_worker_with_more_steps_hears_that_the_other_has_finished(pair, mode):
+    wanted = r"worker-1 has finished its function and makes no further step; worker-0 waits for its push \d+ on 'optim"
+    fails_soon(pair, wanted, train, (7, 6), mode=mode)
+    assert pair.run(train, (2, 2)) == [True, True]  # the next run is a run like any other
+
+
+def test_a_worker_that_steps_once_does_not_hold_up_one_that_steps_twice(pair):
+    fails_soon(pair, "worker-0 has finished its function", train, (1, 2))
+
+
+def test_a_worker_that_never_makes_its_optimizer_is_named(pair):
+    def only_rank_0(store):
+        if store.rank == 0:
+            train(store, (3, 3))
+
+    fails_soon(pair, "worker-1 has finished its function.* worker-0 waits to hear from it", only_rank_0)
+
+
+def test_a_barrier_that_one_worker_does_not_come_to_ends(pair):
+    def only_rank_1(store):
+        if store.rank == 1:
+            store.barrier()
+
+    fails_soon(pair, r"worker-0 has finished its function.* worker-1 waits for it at barrier\(\)", only_rank_1)
+
+
+def test_a_key_that_only_the_second_worker_creates_ends(pair):
+    def only_rank_1(store):
+        if store.rank == 1:
+            store.create("lonely", torch.ones(3))
+
+    fails_soon(pair, r"worker-0 has finished its function: create\('lonely'\).* waits in vain", only_rank_1)
+
+
+def test_a_collective_that_one_worker_does_not_come_to_ends(pair):
+    def uneven(store):
+        group = wl.Group(store)
+        if store.rank == 0:
+            group.allreduce(torch.ones(3))
+
+    fails_soon(pair, r"allreduce.*rank 1 \(pid \d+\) has finished its function", uneven)
+
+
+def test_a_bounded_store_hears_of_it_when_the_delay_is_used_up(pair):
+    def uneven(store, extra):
+        store.create("count", torch.zeros(3), update="add", consistency=wl.Bounded(2))
+        for _ in range(3 + extra * (store.rank == 0)):
+            store.pushpull("count", torch.ones(3))
+        return True
+
+    assert pair.run(uneven, 2) == [True, True]
+    fails_soon(pair, "worker-1 has finished its function.* waits for its push 7 on 'count'", uneven, 3)
+
+
+def test_what_a_finished_worker_has_pushed_still_counts(pair):
+    """It may be on its way, or wait for its turn, when its function returns."""
+
+    def ahead(store):
+        store.create("w", torch.zeros(3))
+        if store.rank == 0:
+            time.sleep(0.3)  # the other has finished by then
+            return [float(store.pushpull("w", torch.ones(3))[0]) for _ in range(20)]
+        for _ in range(20):
+            store.push("w", torch.ones(3))
+            store.pull("w", wait=False)  # the next push waits for it
+        return []
+
+    assert pair.run(ahead)[0] == [2.0] * 20
