@@ -17,6 +17,7 @@ from rich.table import Table
 
 import windlass as wl
 from bench.overlap import measure_overlap
+from bench.quiet import NOISY_CORES, busy_cores
 from bench.table import Extra, grid, machine, style, versions, write_section
 from bench.targets import Verdict
 from bench.trainers import Ours, Theirs, Trainer
@@ -47,6 +48,8 @@ class Timed:
 
     network: str
     samples: dict[str, list[float]] = field(default_factory=dict)
+    others_cores: list[float] = field(default_factory=list)
+    """Before each alternation: how many cores others kept busy while every contender slept."""
 
     def median(self, name: str) -> float:
         return statistics.median(self.samples[name])
@@ -84,7 +87,7 @@ def main(
     rows = _rows(timed)
     show(rows, extras, Console(width=None if sys.stdout.isatty() else 160))
     if markdown_file is not None:
-        write_section(markdown_file, SECTION, markdown(rows, extras))
+        write_section(markdown_file, SECTION, markdown(rows, extras, timed))
     verdicts = [verdict for one in timed for name in one.samples for verdict in one.verdict(name)]
     if any(verdict.is_kept is False for verdict in [*verdicts, *(extra.verdict for extra in extras)]):
         raise typer.Exit(1)
@@ -107,13 +110,21 @@ def measure_cell(network: str, alternations: int, steps: int, console: Console) 
         for one in contenders:
             one.prepare(network)
         for turn in range(alternations):
+            timed.others_cores.append(busy_cores())
             first = turn % len(contenders)
             for one in (*contenders[first:], *contenders[:first]):
                 status.update(f"{title}: {one.name}, {turn + 1} of {alternations}")
                 timed.samples[one.name].append(one.seconds(steps))
     told = ", ".join(f"{name} {timed.median(name) * 1e3:.1f}" for name in names)
     console.print(f"{title}: {told} ms")
+    if max(timed.others_cores) > NOISY_CORES:
+        console.print(f"[yellow]{_others([timed])}: measure again on a quiet machine", soft_wrap=True)
     return timed
+
+
+def _others(timed: Sequence[Timed]) -> str:
+    found = [cores for one in timed for cores in one.others_cores]
+    return f"Others kept {statistics.median(found):.2f} cores busy while all contenders slept, {max(found):.2f} at most"
 
 
 def measure_hidden() -> list[Extra]:
@@ -148,7 +159,8 @@ def _rows(timed: Sequence[Timed]) -> list[tuple[str, ...]]:
 NOTES = (
     "A time is the slowest process's wall time per step of a loop that all begin together; the median over "
     "alternations, in each of which every contender was measured once, the others asleep. One torch thread a process, "
-    "the plain loop two. `DDP ÷` is DDP's time over the contender's.",
+    "the plain loop two, which sleep where they wait for each other (`OMP_WAIT_POLICY=passive`). `DDP ÷` is DDP's time "
+    "over the contender's.",
     "Windlass's workers have malloc keep freed memory; nothing keeps others from doing the same "
     "(`MALLOC_MMAP_THRESHOLD_`, `MALLOC_TRIM_THRESHOLD_`), so DDP is measured in both ways. The target is against DDP "
     "as it comes.",
@@ -169,14 +181,15 @@ def show(rows: Sequence[Sequence[str]], extras: Sequence[Extra], console: Consol
         console.print(more)
 
 
-def markdown(rows: Sequence[Sequence[str]], extras: Sequence[Extra]) -> str:
+def markdown(rows: Sequence[Sequence[str]], extras: Sequence[Extra], timed: Sequence[Timed]) -> str:
     command = f"python -m bench.training {shlex.join(sys.argv[1:])}".strip()
     lines = [f"- Machine: {machine()}", f"- Versions: {versions(['gloo'])}", f"- Command: `{command}`", ""]
     lines += grid(COLUMNS, rows) if rows else []
     if extras:
         found = [(one.what, one.found, one.verdict.target, one.verdict.word) for one in extras]
         lines += ["", *grid(("what", "found", "target", "verdict"), found)]
-    return "\n".join([*lines, "", *(f"- {note}" for note in NOTES), ""])
+    notes = [*NOTES, f"{_others(timed)}."] if timed else []
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
 
 
 if __name__ == "__main__":
