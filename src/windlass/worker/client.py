@@ -18,6 +18,7 @@ from windlass.types import MANAGER, Bytes, Incarnation
 from windlass.worker.ops import KeyInfo, Op, Request
 from windlass.worker.shield import Shield
 from windlass.worker.state import Call, Submit, WorkerState
+from windlass.worker.task import in_words
 from windlass.worker.turn import Turn
 
 log = logging.getLogger("windlass")
@@ -226,7 +227,9 @@ class Client:
             self._step(0.05)
         verb = "push" if op.pull is None else "pull"
         told = "; ".join(f"{name}: {why}" for name, why in sorted(said.items()))
-        return f"{verb} {op.clock} of '{op.key.spec.name}' waits for {told}"
+        key = f"'{op.key.spec.name}'"
+        what = f"{verb} {op.clock} of {key}" if in_words(key) == key else "it"
+        return f"{what} waits for {in_words(told)}"
 
     # --- doing ------------------------------------------------------------------------------------------------------
 

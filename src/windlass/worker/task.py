@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,15 @@ from windlass.errors import WindlassError
 
 if TYPE_CHECKING:
     from windlass.worker.client import Client
+
+
+_OWN_KEY = re.compile(r"'windlass/(barrier|exchange)[^']*'")
+_WORDS = {"barrier": "store.barrier()", "exchange": "an exchange between all workers"}
+
+
+def in_words(text: str) -> str:
+    """The text with the store's own keys told by what they are for: their names mean nothing to a user."""
+    return _OWN_KEY.sub(lambda found: _WORDS[found[1]], text)
 
 
 class Task:
@@ -28,7 +38,9 @@ class Task:
     @property
     def text(self) -> str:
         """The call as its caller wrote it, for messages."""
-        shown = [f"'{name}'" for name in self._names]
+        shown = [in_words(f"'{name}'") for name in self._names]
+        if len(shown) == 1 and shown[0] in _WORDS.values():
+            return shown[0]
         more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
         return f"{self._verb}({', '.join(shown[:3])}{more})"
 
