@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -106,3 +110,76 @@ def test_what_a_finished_worker_has_pushed_still_counts(pair):
         return []
 
     assert pair.run(ahead)[0] == [2.0] * 20
+
+
+def test_what_a_worker_said_in_an_earlier_exchange_is_not_taken_for_what_it_says_now():
+    def leaves(store):
+        first = store.exchange(bytes([store.rank]))
+        if store.rank == 0:
+            store.close()
+            time.sleep(1.0)  # it has left, and has not finished
+            return first
+        with pytest.raises(wl.ClusterError, match="worker-0 left"):
+            store.exchange(b"x")
+        return first
+
+    with wl.Cluster(engine="threads", workers=2, timeout=TIMEOUT_SECONDS) as cluster:
+        assert cluster.run(leaves) == [[b"\0", b"\1"]] * 2
+
+
+# --- scripts: a worker whose script has ended has left, and rounds go on ---------------------------------------------
+
+SCRIPT = """
+import sys, time, torch, windlass as wl
+from torch import nn
+
+first_to_go, clips, has_optimizer = int(sys.argv[1]), sys.argv[2] == "clip", sys.argv[3] == "optimizer"
+store = wl.connect()
+torch.manual_seed(0)
+model = nn.Linear(3, 2)
+if has_optimizer or store.rank != first_to_go:
+    optimizer = wl.torch.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), store)
+    for step in range(6 if store.rank == first_to_go else 10):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).mean().backward()
+        if clips:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    if store.rank != first_to_go:
+        print("weight", model.weight.detach().flatten().tolist())
+else:
+    while not any(key.startswith("windlass/exchange") for key in store.status()["keys"]):  # the other waits
+        time.sleep(0.05)
+"""
+
+
+def run_script(tmp_path, *arguments):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    windlass = os.path.join(os.path.dirname(sys.executable), "windlass")
+    command = [windlass, "run", "--servers", "2", "--workers", "2", str(path), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=SOON_SECONDS * 3)
+
+
+@pytest.mark.parametrize(("goes", "clips"), [(1, "plain"), (0, "clip")])
+def test_rounds_go_on_without_a_worker_whose_script_has_ended(tmp_path, goes, clips):
+    done = run_script(tmp_path, str(goes), clips, "optimizer")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(f"worker-{goes} has left; rounds go on with 1 worker") == 1
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(torch.ones(4, 3)).mean().backward()
+        if clips == "clip":
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    said = json.loads(done.stdout.split("weight ")[1])
+    torch.testing.assert_close(torch.tensor(said), model.weight.detach().flatten())
+
+
+def test_a_script_that_ends_before_its_optimizer_is_named_by_those_who_need_it(tmp_path):
+    done = run_script(tmp_path, "1", "plain", "none")
+    assert done.returncode == 1
+    assert "worker-1 left before it came to where every worker is needed" in done.stderr

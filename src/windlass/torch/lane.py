@@ -96,11 +96,12 @@ class Lane:
             self._store.push(self.key, self._buffer[:0], range=(0, 0), hyper=hyper)
             self.task = self._store.pull(self.key, wait=False)
 
-    def send_share(self, span: tuple[int, int], hyper: dict[str, float] | None) -> None:
-        """Push elements lo to hi of what is staged, which nobody else pushes, and ask for the whole value."""
+    def send_share(self, span: tuple[int, int], count: int, hyper: dict[str, float] | None) -> None:
+        """Push elements lo to hi of what is staged, which none of the `count` workers of this step but this one pushes,
+        and ask for the whole value."""
         assert self._buffer is not None
         self.hyper = hyper
-        self._buffer[slice(*span)] *= self._store.num_workers  # the servers divide by as many
+        self._buffer[slice(*span)] *= count  # the servers divide by as many
         self._store.push(self.key, self._buffer[slice(*span)], range=span, hyper=hyper)
         self.task = self._store.pull(self.key, wait=False)
 

@@ -24,7 +24,7 @@ def gather(store: Store, payload: Any) -> list[Any]:
 def forget(store: Store, *keys: str) -> None:
     """Delete keys once every worker has come here; return when they are gone. Every worker calls it."""
     store.barrier()
-    if store.rank == 0:
+    if store.is_lowest:
         for key in keys:
             store.delete(key)
     store.barrier()

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from enum import Enum
 
+import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
@@ -21,7 +22,7 @@ from windlass.torch import state
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
 from windlass.torch.lane import Lane
-from windlass.torch.meeting import gather
+from windlass.torch.meeting import forget, gather
 from windlass.torch.rules import rule_of
 from windlass.torch.shared_model import Lanes, SharedModel, late
 from windlass.types import Sequential
@@ -51,6 +52,7 @@ class Serving:
         self._rules = [rule_of(optimizer, group) for group in optimizer.param_groups]
         self._passes: list[int] | None = None  # how often each gradient is accumulated before it leaves
         self._is_touched_before = False
+        self._seats = model.store.num_workers
         # What the optimizer has gathered so far, or load_state_dict gave, until there are keys for it:
         self._loaded: state.State = {
             number: dict(optimizer.state[tensor])
@@ -174,6 +176,10 @@ class Serving:
     def _choose(self, is_touched: bool) -> None:
         if any(gather(self._model.store, is_touched)):
             self.plan = Plan.AVERAGED if self._averaging is not None else Plan.AT_STEP
+            if self._averaging is not None:
+                seats = f"{self._model.options.name}/seats"
+                forget(self._model.store, seats)
+                self._model.store.create(seats, np.zeros(self._seats, np.int32), consistency=Sequential())
             return
         self.plan = Plan.EARLY
         if self._averaging is not None:
@@ -207,7 +213,7 @@ class Serving:
         assert self.lanes is not None
         store = self._model.store
         store.barrier()
-        if store.rank == 0:
+        if store.is_lowest:
             write(self.lanes)
         store.barrier()
 
@@ -226,11 +232,21 @@ class Serving:
         if self._must_average():
             self._averaging.finish()
         self._averaging.reset()
-        rank, count = self._model.store.rank, self._model.store.num_workers
+        place, count = self._seat()
         for lane in self.lanes:
             self._stage_all(lane)
             size = 0 if lane.missing else lane.bucket.size
-            lane.send_share((size * rank // count, size * (rank + 1) // count), self._hyper(lane.bucket.group))
+            span = (size * place // count, size * (place + 1) // count)
+            lane.send_share(span, count, self._hyper(lane.bucket.group))
+
+    def _seat(self) -> tuple[int, int]:
+        """This worker's place among those who take this step, and how many they are. By a round of its own: a worker
+        may have left, of which another does not know yet, and shares must fit together."""
+        store = self._model.store
+        here = np.zeros(self._seats, np.int32)
+        here[store.rank] = 1
+        taken = np.flatnonzero(store.pushpull(f"{self._model.options.name}/seats", here)).tolist()
+        return taken.index(store.rank), len(taken)
 
     def _must_average(self) -> bool:
         """Whether the last backward was not told to, or gradients were made by hand."""

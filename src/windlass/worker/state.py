@@ -48,6 +48,7 @@ class WorkerState:
         self.generation = Generation(0, 0)
         self.nodes: dict[Incarnation, Node] = {}
         self.departed: dict[Incarnation, Node] = {}
+        self._left: set[str] = set()  # workers that left and of whom nothing was said yet
         self._has_lost = False  # whether a server has departed
         self.failure: WindlassError | None = None  # once set, everything fails with it
         self.ops: dict[int, Op] = {}  # started, by number: in the order they must be sent again
@@ -94,6 +95,11 @@ class WorkerState:
     def is_lowest(self) -> bool:
         """Whether no live worker has a lower rank: the first values are this one's to give."""
         return self.rank == min(node.rank for node in self.nodes.values() if node.role is Role.WORKER)
+
+    def empty_seats(self) -> list[str]:
+        """Workers that have left, where somebody of a higher rank is still here."""
+        taken = {node.rank for node in self.nodes.values() if node.role is Role.WORKER}
+        return [f"worker-{rank}" for rank in range(max(taken, default=-1)) if rank not in taken]
 
     def is_linked(self, peer: Incarnation) -> bool:
         return peer in self._linked
@@ -152,6 +158,8 @@ class WorkerState:
         if op.push is not None:
             key.clock += 1
             self._pushing.setdefault(key.id, {})[op.number] = op
+            if self._left and key.is_sequential:
+                effects += self._tell_left()
             op.unacked = set(op.push)
             effects += self._release(key)
         op.clock = key.clock
@@ -342,7 +350,17 @@ class WorkerState:
         for server in (who for who, node in gone.items() if node.role is Role.SERVER):
             self._redial.pop(server, None)
             effects += self._fail_server(server, membership.reason)
+        self._left |= {node.name for node in gone.values() if node.role is Role.WORKER}
+        if self._left and any(op.push is not None and op.key.is_sequential for op in self.ops.values()):
+            effects += self._tell_left()
         return effects
+
+    def _tell_left(self) -> list[Effect | Call]:
+        """Say once, when there is a round that goes on without them, which workers have left."""
+        seated = {node.name for node in self.nodes.values()}
+        left, self._left = sorted(self._left - seated), set()
+        workers = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
+        return [Log("warning", f"{', '.join(left)} has left; rounds go on with {workers}")] if left else []
 
     def _fail_server(self, server: Incarnation, reason: str) -> list[Effect | Call]:
         """A server is gone: whatever touches a key that it held fails, now and later."""

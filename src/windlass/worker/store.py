@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from windlass._wire import messages as m
-from windlass.errors import UsageError, WindlassError
+from windlass.errors import ClusterError, UsageError, WindlassError
 from windlass.store.reduce import Reducer, reducer_rule
 from windlass.store.update import Updater, updater_rule
 from windlass.trace.recorder import NOTHING, Tracing, check_category
@@ -54,6 +54,7 @@ class Store:
         self._local = local  # where reducers and updaters without an import path go; None where they cannot
         self._entries: dict[str, Entry] = {}
         self._locks: dict[str, threading.Lock] = {}
+        self._rounds_before: dict[KeyId, int] = {}  # those that a key had when it was loaded
 
     # --- declaring --------------------------------------------------------------------------------------------------
 
@@ -387,13 +388,22 @@ class Store:
     def exchange(self, mine: bytes, timeout: float | None = None) -> list[bytes]:
         """Every worker's bytes, in rank order: a round on a key of its own, for what workers must tell each other
         before they can meet elsewhere. All workers call it, with equally many bytes."""
-        key, size = f"{EXCHANGE}-{self.num_workers}-{len(mine)}", len(mine)
+        state = self._client.state
+        count, missing = self.num_workers, state.empty_seats()
+        if missing:
+            raise ClusterError(f"{', '.join(missing)} left: what needs every worker cannot be begun; start again")
+        key, size = f"{EXCHANGE}-{count}-{len(mine)}", 1 + len(mine)
         if key not in self._entries:
-            self._create(key, np.zeros(self.num_workers * size, np.uint8), consistency=Sequential())
-        span = (self.rank * size, (self.rank + 1) * size)
-        self.push(key, np.frombuffer(mine, np.uint8), range=span).wait(timeout)
-        found = self.pull(key, timeout=timeout).tobytes()
-        return [found[lo : lo + size] for lo in range(0, len(found), size)]
+            self._create(key, np.zeros(count * size, np.float32), consistency=Sequential())
+        mark = 1 + self._entries[key].key.clock % 255  # of this round: who leaves before it left another
+        # Each byte as a float32 number: every server has those kernels ready, others take it seconds to compile.
+        said = np.frombuffer(bytes([mark]) + mine, np.uint8).astype(np.float32)
+        self.push(key, said, range=(self.rank * size, (self.rank + 1) * size)).wait(timeout)
+        found = self.pull(key, timeout=timeout).astype(np.uint8).tobytes()
+        gone = [f"worker-{rank}" for rank in range(count) if found[rank * size] != mark]
+        if gone:
+            raise ClusterError(f"{', '.join(gone)} left before it came to where every worker is needed; start again")
+        return [found[lo + 1 : lo + size] for lo in range(0, len(found), size)]
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -422,6 +432,11 @@ class Store:
     @property
     def num_workers(self) -> int:
         return self._client.state.num_workers
+
+    @property
+    def is_lowest(self) -> bool:
+        """Whether no live worker has a lower rank: what one does for all is this one's to do."""
+        return self._client.state.is_lowest
 
     @property
     def finished_ranks(self) -> frozenset[int]:
@@ -460,13 +475,23 @@ class Store:
         detail: dict[str, Any] = answer.detail
         return detail
 
-    def save(self, path: str) -> None:
-        """Write every key, with its optimizer state, to one file. Nobody may push meanwhile."""
-        checkpoint.save(self._client, self._manager_says()["keys"], path)
+    def save(self, path: str, *, name: str | None = None, keep: int | None = None) -> str:
+        """Write every key, with its optimizer state, as a new checkpoint in the directory `path`; gives its path. One
+        worker calls it, while nobody pushes.
+
+        A path is local or what else fsspec knows (`s3://...`). The checkpoint is whole or it is not there. It is called
+        step-000042 after 42 rounds, unless it gets a name; one of the same name is replaced. `keep=3` then removes
+        all but the three newest numbered ones.
+        """
+        return checkpoint.save(self._client, self._manager_says()["keys"], path, name, keep, self._rounds_before)
 
     def load(self, path: str) -> None:
-        """Give the keys of this store the values and optimizer state they had. Each must be declared as it was."""
-        checkpoint.load(self._client, path)
+        """Give the keys of this store the values and optimizer state they had. Each must be declared as it was.
+
+        `path` is a checkpoint, or a directory of them, whose newest is meant. Where bytes are not as they were written
+        it raises DamagedCheckpoint; keys loaded before it came upon them keep what they got.
+        """
+        self._rounds_before |= checkpoint.load(self._client, path)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
