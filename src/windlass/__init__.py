@@ -6,7 +6,15 @@ from typing import Any
 from windlass.collectives import Group, allreduce, allreduce_many
 from windlass.engines.cluster import Cluster, connect
 from windlass.engines.embedded import Store
-from windlass.errors import ClusterError, LostRange, PeerError, TimeoutError, UsageError, WindlassError
+from windlass.errors import (
+    ClusterError,
+    DamagedCheckpoint,
+    LostRange,
+    PeerError,
+    TimeoutError,
+    UsageError,
+    WindlassError,
+)
 from windlass.store.reduce import Reducer
 from windlass.store.update import FTRL, SGD, Adagrad, Adam, AdamW, Updater
 from windlass.types import Bounded, Eventual, Node, Sequential
@@ -21,6 +29,7 @@ __all__ = [
     "Bounded",
     "Cluster",
     "ClusterError",
+    "DamagedCheckpoint",
     "Eventual",
     "Group",
     "LostRange",

@@ -4,7 +4,8 @@
     ├── UsageError       the caller broke a rule: wrong shape, unknown key, push after close
     ├── ClusterError     the cluster changed: a node died, a run was stopped
     │   ├── TimeoutError     a wait reached its deadline (also a builtin TimeoutError)
-    │   └── LostRange        a range of a key is gone with the servers that held it
+    │   ├── LostRange        a range of a key is gone with the servers that held it
+    │   └── DamagedCheckpoint    files of a checkpoint are missing, cut short or altered
     └── PeerError        a peer broke protocol: malformed frame, wrong token, oversized message
 
 A message says what happened, with whom, and what to do next.
@@ -13,6 +14,7 @@ A message says what happened, with whom, and what to do next.
 from __future__ import annotations
 
 import builtins
+from collections.abc import Sequence
 
 
 class WindlassError(Exception):
@@ -43,6 +45,20 @@ class LostRange(ClusterError):
 
     def __reduce__(self) -> tuple[type[LostRange], tuple[str, int, int, str]]:
         return type(self), (self.key, self.lo, self.hi, self.server)
+
+
+class DamagedCheckpoint(ClusterError):
+    """Files of a checkpoint are missing, cut short or altered. Each problem names the file, and what it held."""
+
+    def __init__(self, path: str, problems: Sequence[str], instead: str = "load an earlier one") -> None:
+        super().__init__(
+            f"the checkpoint '{path}' is damaged: {'; '.join(problems)}; {instead}, "
+            "`windlass checkpoint ls` shows what there is"
+        )
+        self.path, self.problems, self.instead = path, tuple(problems), instead
+
+    def __reduce__(self) -> tuple[type[DamagedCheckpoint], tuple[str, tuple[str, ...], str]]:
+        return type(self), (self.path, self.problems, self.instead)
 
 
 class PeerError(WindlassError, ConnectionError):

@@ -1,0 +1,84 @@
+"""Reading a checkpoint, slot by slot. Every array is checked against its checksum as it is read."""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+import numpy as np
+
+from windlass.checkpoint.folder import Folder
+from windlass.checkpoint.listing import find
+from windlass.checkpoint.manifest import MANIFEST, Manifest, SavedArray, SavedKey, SavedSlot, unseal
+from windlass.errors import ClusterError, DamagedCheckpoint, UsageError
+from windlass.types import Array
+
+
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """What a checkpoint says about itself. `path` is a checkpoint, or a directory whose newest is meant."""
+    return Reader(path).manifest
+
+
+class Reader:
+    """One checkpoint; `path` is its directory, or one of checkpoints, whose newest is meant. Holds nothing open.
+    Thread-safe.
+
+    Raises UsageError where there is no checkpoint, and DamagedCheckpoint, which names file, key and slot, where what
+    was written is there no more.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.folder: Folder = find(path)
+        self.manifest = unseal(self.folder.read(MANIFEST), self.path)
+        self.keys: dict[str, SavedKey] = {key.spec.name: key for key in self.manifest.keys}
+
+    @property
+    def path(self) -> str:
+        return str(self.folder)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def slot(self, key: str, number: int) -> SavedSlot:
+        """What one slot was made of. The arrays may be read-only."""
+        saved = self._key(key)
+        if not 0 <= number < len(saved.slots):
+            raise UsageError(f"'{key}' has slots 0 to {len(saved.slots) - 1} in '{self.path}', asked for {number}")
+        entry = saved.slots[number]
+        arrays = {array.name: self._read(entry.file, array, f"slot {number} of '{key}'") for array in entry.arrays}
+        return SavedSlot(arrays, entry.meta)
+
+    def array(self, key: str, name: str = "value") -> Array:
+        """One array of all slots of a key: its value, in the key's shape, or flat the one of this name that its updater
+        keeps. A bfloat16 value comes as its bits, uint16."""
+        saved = self._key(key)
+        parts = []
+        for number, entry in enumerate(saved.slots):
+            found = [array for array in entry.arrays if array.name == name]
+            if not found:
+                known = ", ".join(array.name for array in entry.arrays)
+                raise UsageError(f"'{key}' has no '{name}' in '{self.path}'; it has {known}")
+            parts.append(self._read(entry.file, found[0], f"slot {number} of '{key}'").reshape(-1))
+        whole = np.concatenate(parts)
+        return whole.reshape(saved.spec.shape) if name == "value" else whole
+
+    def _key(self, key: str) -> SavedKey:
+        if key not in self.keys:
+            known = ", ".join(f"'{name}'" for name in sorted(self.keys)) or "none"
+            raise UsageError(f"no key '{key}' in '{self.path}'; it has {known:.200}")
+        return self.keys[key]
+
+    def _read(self, file: str, array: SavedArray, where: str) -> Array:
+        end = array.begin + array.nbytes
+        try:
+            data = self.folder.read(file, array.begin, end) if array.nbytes else b""
+        except ClusterError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise DamagedCheckpoint(self.path, [f"{file}, which holds {where}, is missing"]) from None
+            raise
+        if len(data) < array.nbytes:
+            raise DamagedCheckpoint(self.path, [f"{file} is cut short in '{array.name}' of {where}"])
+        if zlib.crc32(data) != array.crc32:
+            raise DamagedCheckpoint(self.path, [f"{file} has been altered in '{array.name}' of {where}"])
+        return np.frombuffer(data, array.dtype).reshape(array.shape)
