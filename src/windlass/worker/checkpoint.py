@@ -6,18 +6,18 @@ A key goes slot by slot, so that no more than a few shards of it are in memory h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 
 import numpy as np
 
 from windlass._wire import messages as m
-from windlass.checkpoint import AfterRound, Moment, Reader, SavedSlot, WhenAsked, Writer
+from windlass.checkpoint import AfterRound, Reader, SavedSlot, WhenAsked, Writer
 from windlass.types import MANAGER, Block, Incarnation, KeyId, Sequential
 from windlass.worker.client import Client
 
-__all__ = ["SavedSlot", "load", "read_slots", "save", "write_slots"]
+__all__ = ["Counts", "SavedSlot", "load", "read_slots", "save", "write_slots"]
 
 
 def read_slots(client: Client, name: str) -> tuple[m.Declared, list[SavedSlot]]:
@@ -83,45 +83,59 @@ def _write_slot(client: Client, declared: m.Declared, number: int, slot: SavedSl
 # --- whole stores -----------------------------------------------------------------------------------------------------
 
 
-def save(
-    client: Client, names: Iterable[str], path: str, name: str | None, keep: int | None, before: Mapping[KeyId, int]
-) -> str:
+class Counts:
+    """How many updates keys have taken, those before they were loaded from a checkpoint included: for a sequential key
+    its rounds. `newest` gives what this cluster counts of a key, or None for one that its store does not use."""
+
+    def __init__(self, client: Client, newest: Callable[[str], int | None]) -> None:
+        self._client, self._newest = client, newest
+        self._before: dict[KeyId, int] = {}
+
+    def of(self, every: Sequence[m.Declared]) -> list[int]:
+        here = self._here(every)
+        return [count + self._before.get(declared.key, 0) for declared, count in zip(every, here, strict=True)]
+
+    def loaded(self, every: Sequence[m.Declared], taken: Sequence[int]) -> None:
+        """These keys have become what they were after so many updates."""
+        here = self._here(every)
+        self._before |= {declared.key: took - now for declared, took, now in zip(every, taken, here, strict=True)}
+
+    def _here(self, every: Sequence[m.Declared]) -> list[int]:
+        said: dict[Incarnation, dict[str, dict[str, int]]] = {}
+        counts = []
+        for declared in every:
+            keeper, name = declared.slots[0], declared.spec.name
+            count = self._newest(name)
+            if count is None:
+                if keeper not in said:
+                    what = "how many rounds were closed"
+                    said[keeper] = self._client.request(keeper, lambda n: m.Inspect(request=n), what)[0].detail["keys"]
+                count = said[keeper][name]["version"]
+            counts.append(count)
+        return counts
+
+
+def save(client: Client, counts: Counts, names: Iterable[str], path: str, name: str | None, keep: int | None) -> str:
     """Write these keys, and give the path of what was written. Blocks; the caller sees to it that nobody pushes
-    meanwhile. `before` is what `load` gave: the rounds that a key had taken before it came here."""
+    meanwhile."""
     every = [_look_up(client, key) for key in names if not key.startswith("windlass/")]
-    moments = _moments(client, every, before)
-    rounds = [moment.round for moment in moments if isinstance(moment, AfterRound)]
-    step = max(rounds or [moment.version for moment in moments if isinstance(moment, WhenAsked)], default=0)
-    with Writer(path, name=name, step=step, keep=keep) as writer:
-        for declared, moment in zip(every, moments, strict=True):
+    taken = counts.of(every)
+    rounds = [count for declared, count in zip(every, taken, strict=True) if _is_sequential(declared)]
+    with Writer(path, name=name, step=max(rounds or taken, default=0), keep=keep) as writer:
+        for declared, count in zip(every, taken, strict=True):
+            moment = AfterRound(count) if _is_sequential(declared) else WhenAsked(count)
             for number in range(len(declared.slots)):
                 slot = _read_slot(client, declared, number)
                 writer.add(declared.spec, number, slot.arrays, slot.meta, moment)
     return writer.path
 
 
-def _moments(client: Client, every: Sequence[m.Declared], before: Mapping[KeyId, int]) -> list[Moment]:
-    versions = _versions(client, every)
-    return [
-        (AfterRound if isinstance(declared.spec.consistency, Sequential) else WhenAsked)(
-            version + before.get(declared.key, 0)
-        )
-        for declared, version in zip(every, versions, strict=True)
-    ]
+def _is_sequential(declared: m.Declared) -> bool:
+    return isinstance(declared.spec.consistency, Sequential)
 
 
-def _versions(client: Client, every: Sequence[m.Declared]) -> list[int]:
-    """How many updates each key has taken since it was declared here: its keeper knows."""
-    said: dict[Incarnation, dict[str, dict[str, int]]] = {}
-    for keeper in dict.fromkeys(declared.slots[0] for declared in every):
-        answer, _ = client.request(keeper, lambda n: m.Inspect(request=n), "how many rounds were closed")
-        said[keeper] = answer.detail["keys"]
-    return [said[declared.slots[0]][declared.spec.name]["version"] for declared in every]
-
-
-def load(client: Client, path: str) -> dict[KeyId, int]:
-    """Declare what is not declared, and give every slot back what it was made of. Blocks; nobody may push meanwhile.
-    Gives for each key what `save` is to add to the rounds that this cluster counts."""
+def load(client: Client, counts: Counts, path: str) -> None:
+    """Declare what is not declared, and give every slot back what it was made of. Blocks; nobody may push meanwhile."""
     reader = Reader(path)
     every: list[m.Declared] = []
     for saved in reader.manifest.keys:
@@ -133,6 +147,4 @@ def load(client: Client, path: str) -> dict[KeyId, int]:
             _write_slot(client, declared, number, reader.slot(saved.spec.name, number))
         every.append(declared)
     moments = [saved.moment for saved in reader.manifest.keys]
-    taken = [moment.round if isinstance(moment, AfterRound) else moment.version for moment in moments]
-    here = _versions(client, every)
-    return {declared.key: before - now for declared, before, now in zip(every, taken, here, strict=True)}
+    counts.loaded(every, [moment.round if isinstance(moment, AfterRound) else moment.version for moment in moments])

@@ -54,7 +54,7 @@ class Store:
         self._local = local  # where reducers and updaters without an import path go; None where they cannot
         self._entries: dict[str, Entry] = {}
         self._locks: dict[str, threading.Lock] = {}
-        self._rounds_before: dict[KeyId, int] = {}  # those that a key had when it was loaded
+        self._counts = checkpoint.Counts(client, lambda key: self.version(key) if key in self._entries else None)
 
     # --- declaring --------------------------------------------------------------------------------------------------
 
@@ -483,7 +483,7 @@ class Store:
         step-000042 after 42 rounds, unless it gets a name; one of the same name is replaced. `keep=3` then removes
         all but the three newest numbered ones.
         """
-        return checkpoint.save(self._client, self._manager_says()["keys"], path, name, keep, self._rounds_before)
+        return checkpoint.save(self._client, self._counts, self._manager_says()["keys"], path, name, keep)
 
     def load(self, path: str) -> None:
         """Give the keys of this store the values and optimizer state they had. Each must be declared as it was.
@@ -491,7 +491,7 @@ class Store:
         `path` is a checkpoint, or a directory of them, whose newest is meant. Where bytes are not as they were written
         it raises DamagedCheckpoint; keys loaded before it came upon them keep what they got.
         """
-        self._rounds_before |= checkpoint.load(self._client, path)
+        checkpoint.load(self._client, self._counts, path)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
