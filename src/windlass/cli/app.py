@@ -199,3 +199,64 @@ def demo(
                 is_plain=plain,
             )
         )
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+checkpoint = typer.Typer(help="Look at checkpoints that [b]store.save(path)[/b] wrote.", no_args_is_help=True)
+app.add_typer(checkpoint, name="checkpoint")
+
+Checkpoint = Annotated[
+    str,
+    typer.Argument(metavar="PATH", help="A checkpoint, or a directory of them; local, or a URL.", show_default=False),
+]
+
+
+@checkpoint.command("ls", epilog="Example:\n\n[b]windlass checkpoint ls runs/7[/b]")
+def checkpoint_ls(
+    context: typer.Context,
+    path: Checkpoint,
+    json: Annotated[bool, typer.Option("--json", help="Print a list of checkpoints as JSON.")] = False,
+) -> None:
+    """Show the checkpoints in a directory, oldest first.
+
+    It looks at names and sizes; [b]verify[/b] reads every byte. The exit status is 1
+    when there is none.
+    """
+    from windlass.cli.checkpoint import ls
+
+    with _reported(context):
+        code = ls(path, is_json=json)
+    raise typer.Exit(code)
+
+
+@checkpoint.command("verify", epilog="Example:\n\n[b]windlass checkpoint verify s3://bucket/runs/7/step-000042[/b]")
+def checkpoint_verify(context: typer.Context, path: Checkpoint) -> None:
+    """Read every byte of a checkpoint, or of all in a directory.
+
+    What is missing, cut short or altered is named: file, key, slot. The exit status
+    is 1 if there is such a thing.
+    """
+    from windlass.cli.checkpoint import check
+
+    with _reported(context):
+        code = check(path)
+    raise typer.Exit(code)
+
+
+@checkpoint.command("diff", epilog="Example:\n\n[b]windlass checkpoint diff runs/7/step-000040 runs/7/step-000042[/b]")
+def checkpoint_diff(
+    context: typer.Context,
+    before: Annotated[str, typer.Argument(metavar="A", help="A checkpoint, or a directory: its newest.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+) -> None:
+    """Show what differs between two checkpoints, and by how much.
+
+    Keys added and removed, declarations changed, and for each array the largest
+    difference. The exit status is 1 if anything differs.
+    """
+    from windlass.cli.checkpoint import diff
+
+    with _reported(context):
+        code = diff(before, after)
+    raise typer.Exit(code)

@@ -89,7 +89,7 @@ def _keys(cluster: dict[str, Any], keys: dict[str, Any]) -> Table:
             _policy(key["consistency"]),
             " ".join(f"{count}@{server}" for server, count in slots.items()),
             str(keeper["version"]) if keeper else "?",
-            _amount(sum(one[part] for one in held.values() for part in parts)),
+            amount(sum(one[part] for one in held.values() for part in parts)),
             str(sum(one["waiting_pulls"] for one in held.values())),
         )
     return table
@@ -117,7 +117,7 @@ def _clocks(cluster: dict[str, Any], keys: dict[str, Any]) -> Table:
     return table
 
 
-def _amount(count: float) -> str:
+def amount(count: float) -> str:
     for unit in _UNITS:
         if count < 1000 or unit == _UNITS[-1]:
             break
