@@ -6,11 +6,12 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import rc_context
 from rich.console import Console
 
 from windlass.apps.report import Epoch, Steps
 from windlass.cli.board import Board, Course, show_curves
-from windlass.cli.chart import HEIGHT, chart
+from windlass.cli.chart import HEIGHT, chart, write_picture
 
 BLANK = "\u2800"
 
@@ -55,6 +56,16 @@ def test_curves_are_left_out_where_they_cannot_be_written() -> None:
         show_curves(Console(file=file), [Epoch(1, 2.0, 0.1, 1.0, 1.0), Epoch(2, math.nan, 0.2, 1.0, 1.0)])
         file.seek(0)
         assert ("test accuracy" in file.read()) == is_drawn
+
+
+def test_a_picture_of_one_epoch_shows_its_two_values(tmp_path) -> None:
+    """One point makes no line: it is drawn large, with its number."""
+    picture = tmp_path / "one.svg"
+    with rc_context({"svg.fonttype": "none"}):  # letters as letters
+        write_picture(picture, [Epoch(1, 2.125, 0.375, 1.0, 1.0)], "title")
+    drawn = picture.read_text()
+    assert "2.125" in drawn
+    assert "0.375" in drawn
 
 
 # --- the board --------------------------------------------------------------------------------------------------------

@@ -74,12 +74,14 @@ def test_the_demo_learns_on_the_sample_and_says_that_it_is_the_sample(tmp_path) 
 
 
 def test_workers_show_the_numbers_of_the_plain_loop(data, capsys) -> None:
-    demo(asked(data))
+    demo(asked(data, workers=3))
     plain = capsys.readouterr().out
     record = str(data / "trace.json")
     demo(asked(data, is_plain=False, mode="allreduce", trace=record))
     together = capsys.readouterr().out
     assert "A plain torch loop, without Windlass" in plain
+    assert "The plain loop is one process: --servers 1 and --workers 3 change nothing." in plain
+    assert "The loss stays at 2.303, a blind guess, for 300 steps or so: 50 epochs here, more than" in together
     assert "mode allreduce" in together
     for one, other in zip(rows(plain), rows(together), strict=True):
         assert one == pytest.approx(other, abs=2e-4)
@@ -163,7 +165,8 @@ def test_without_torch_the_demo_says_how_to_get_it(data, monkeypatch) -> None:
         ({"plot": Path("curves")}, "--plot expects a name that ends in .png, .svg, .pdf, got 'curves'"),
         ({"data": "/nonexistent"}, "expected auto, full, sample or a directory that has the idx files"),
         ({"devices": "cuda:7,cuda:8", "is_plain": False}, "device 'cuda:7' does not exist"),
-        ({"devices": "cpu,cpu,cpu", "is_plain": False}, "as many for each of 2 workers, got 3"),
+        ({"devices": "cpu,cpu,cpu", "is_plain": False}, "as many for each of 2 workers, got 3 (cpu, cpu, cpu): name 2"),
+        ({"devices": "gpu", "is_plain": False}, "'gpu' is not the name of a device; 'cpu' and 'cuda:0' are"),
         ({"devices": "60", "is_plain": False}, "a batch is shared by 120 devices"),
         ({"trace": "a.json"}, "--trace shows servers and workers, and --plain has none"),
         ({"trace": "/nonexistent/a.json", "is_plain": False}, "there is no directory '/nonexistent'"),

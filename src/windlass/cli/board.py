@@ -27,6 +27,8 @@ class Course(NamedTuple):
     workers: tuple[str, ...]
     epochs: int
     steps_per_epoch: int
+    opening: str = "loading torch"
+    """What a worker does before its first step."""
 
 
 class Board:
@@ -50,7 +52,7 @@ class Board:
     def __enter__(self) -> Board:
         self._say(HEADING, style="bold")
         for name in self._course.workers:
-            bar = self._progress.add_task(name, total=self._course.steps_per_epoch, where="loading torch", loss="")
+            bar = self._progress.add_task(name, total=self._course.steps_per_epoch, where=self._course.opening, loss="")
             self._bars.append(bar)
         self._progress.start()
         return self

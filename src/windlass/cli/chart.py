@@ -69,11 +69,14 @@ def write_picture(path: Path, epochs: Sequence[Epoch], title: str) -> None:
     }
     loss, accuracy = figure.subplots(1, 2)
     for axes, (name, (values, colour)) in zip((loss, accuracy), curves.items(), strict=True):
-        axes.plot(numbers, values, marker="o", markersize=3, color=colour)
+        axes.plot(numbers, values, marker="o", markersize=3 if len(numbers) > 1 else 8, color=colour)
         axes.set_xlabel("epoch")
         axes.set_title(name, fontsize=10)
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
+        if len(numbers) == 1:  # a point and no line: matplotlib would show it between 0.96 and 1.04
+            axes.set_xlim(0, 2)
+            axes.annotate(f"{values[0]:.3f}", (numbers[0], values[0]), (10, -4), textcoords="offset points")
     loss.set_ylim(bottom=0)
     accuracy.set_ylim(0, 1)
     figure.savefig(path, dpi=120)

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +15,8 @@ from rich.console import Console
 
 from windlass.apps import fashion, report
 from windlass.apps.plan import Plan
-from windlass.cli.board import Board, Course, show_curves
-from windlass.cli.chart import write_picture
+from windlass.cli.board import Board, Course
+from windlass.cli.demo_words import COMPILING, conclude, count, introduce, is_first_use, say, starting
 from windlass.engines.cluster import Cluster
 from windlass.errors import UsageError, WindlassError
 from windlass.trace.collector import check_path
@@ -86,17 +86,18 @@ def demo(asked: Demo) -> None:
     try:
         _train(asked, console, epochs)
     except KeyboardInterrupt:
-        _say(console, f"Stopped by Ctrl-C after {_count(len(epochs), 'epoch')}.")
+        say(console, f"Stopped by Ctrl-C after {count(len(epochs), 'epoch')}.")
         raise
-    _conclude(console, asked, epochs, time.monotonic() - began)
+    conclude(console, asked, epochs, time.monotonic() - began)
 
 
 def _train(asked: Demo, console: Console, epochs: list[report.Epoch]) -> None:
     """Train, and show it; the epochs are added to the list as they end."""
-    source = fashion.find(asked.data, fashion.default_places(os.environ), lambda text: _say(console, text))
+    devices = _devices(asked)
+    source = fashion.find(asked.data, fashion.default_places(os.environ), lambda text: say(console, text))
     data = source.load()
     num_epochs = asked.epochs or (SAMPLE_EPOCHS if source.is_sample else EPOCHS)
-    _introduce(console, asked, source, data, num_epochs)
+    introduce(console, asked, source, data, num_epochs)
     plan = Plan(
         source=source,
         epochs=num_epochs,
@@ -104,18 +105,21 @@ def _train(asked: Demo, console: Console, epochs: list[report.Epoch]) -> None:
         lr=asked.lr,
         seed=asked.seed,
         mode=asked.mode,
-        devices=_devices(asked),
+        devices=devices,
     )
     plan.check(data, asked.num_seats)
-    _check_devices(plan)
     names = ("plain loop",) if asked.is_plain else tuple(f"worker-{rank}" for rank in range(asked.workers))
-    board = Board(console, Course(names, num_epochs, plan.steps_per_epoch(data)), epochs)
+    is_first = not asked.is_plain and is_first_use()
+    opening = "loading torch, compiling" if is_first else "loading torch"
+    board = Board(console, Course(names, num_epochs, plan.steps_per_epoch(data), opening), epochs)
     if asked.is_plain:
         with board:
             _train_alone(plan, board)
         return
     is_sequential = isinstance(asked.consistency, Sequential)
-    with console.status(f"Starting {_count(asked.servers, 'server')} and {_count(asked.workers, 'worker')}"):
+    if is_first and not console.is_terminal:
+        say(console, f"{COMPILING.capitalize()}: half a minute or so.")
+    with console.status(starting(asked, is_first_use=is_first)):
         cluster = Cluster(
             servers=asked.servers,
             workers=asked.workers,
@@ -183,76 +187,19 @@ def _watched(cluster: Cluster, epochs: int, tests: int, board: Board) -> Iterato
 
 
 def _devices(asked: Demo) -> tuple[str, ...]:
-    """A number is so many replicas on the CPU for each worker; names are dealt out."""
+    """A number is so many replicas on the CPU for each worker; names are dealt out. Raises UsageError for a name that
+    is not a device's, and for names that cannot be dealt out evenly."""
     if asked.devices.isdecimal():
         return ("cpu",) * (int(asked.devices) * asked.num_seats)
-    return tuple(name.strip() for name in asked.devices.split(","))
-
-
-def _check_devices(plan: Plan) -> None:
-    """Raise UsageError for a device that does not exist."""
-    if set(plan.devices) != {"cpu"}:
+    names = tuple(name.strip() for name in asked.devices.split(","))
+    if set(names) != {"cpu"}:
         from windlass.torch.devices import resolve
 
-        resolve(plan.devices)
-
-
-# --- what is said -----------------------------------------------------------------------------------------------------
-
-
-def _introduce(console: Console, asked: Demo, source: fashion.Source, data: fashion.Data, epochs: int) -> None:
-    counts = f"{len(data.train.labels):,} images to train on and {len(data.test.labels):,} to test"
-    if source.is_sample:
-        _say(console, f"LeNet on the sample of Fashion-MNIST that ships with Windlass, a sixth of it: {counts}.")
-    else:
-        _say(console, f"LeNet on Fashion-MNIST: {counts}, from {source.directory}.")
-    who = f"{_count(asked.servers, 'server')} and {_count(asked.workers, 'worker')}, each a process of its own"
-    if asked.devices != "1":
-        who += f", devices {asked.devices}"
-    how = f"batches of {asked.batch_size}, learning rate {asked.lr:g}, seed {asked.seed}, {_count(epochs, 'epoch')}"
-    if asked.is_plain:
-        _say(console, f"A plain torch loop, without Windlass; {how}.")
-    else:
-        _say(console, f"{who}; {_policy(asked.consistency)}, mode {asked.mode}; {how}.")
-    console.print()
-
-
-def _conclude(console: Console, asked: Demo, epochs: Sequence[report.Epoch], seconds: float) -> None:
-    mean = sum(epoch.seconds for epoch in epochs) / len(epochs)
-    console.print()
-    _say(
-        console,
-        f"Test accuracy {epochs[-1].accuracy:.4f} after {_count(len(epochs), 'epoch')} of {mean:.1f} s; "
-        f"{seconds:.0f} s in all.",
-    )
-    if len(epochs) > 1:
-        console.print()
-        show_curves(console, epochs)
-    console.print()
-    _say(console, _picture(asked, epochs))
-    if asked.trace:
-        _say(console, f"The trace is in {asked.trace}: open it at https://ui.perfetto.dev, or see docs/tracing.md.")
-
-
-def _picture(asked: Demo, epochs: Sequence[report.Epoch]) -> str:
-    who = "plain loop" if asked.is_plain else f"{_count(asked.servers, 'server')}, {_count(asked.workers, 'worker')}"
-    title = f"LeNet on Fashion-MNIST ({who}, batch {asked.batch_size}, learning rate {asked.lr:g})"
-    try:
-        write_picture(asked.plot, epochs, title)
-    except ImportError:
-        return "The curves are not in a picture, which needs matplotlib: pip install 'windlass[demo]'"
-    except (OSError, ValueError) as error:
-        return f"The curves could not be written to {asked.plot}: {error}"
-    return f"The curves are in {asked.plot}."
-
-
-def _policy(consistency: Consistency) -> str:
-    return str(consistency).lower().removesuffix("()").replace("delay=", "")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, soft_wrap=not console.is_terminal)
+        resolve(names)
+    if len(names) % asked.num_seats:
+        seats = asked.num_seats
+        raise UsageError(
+            f"--devices expects as many for each of {seats} workers, got {len(names)} ({', '.join(names)}): "
+            f"name {seats} or a multiple of it, or change --workers"
+        )
+    return names
