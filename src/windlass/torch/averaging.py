@@ -7,7 +7,7 @@ import torch
 
 from windlass.errors import UsageError
 from windlass.torch.lane import Lane
-from windlass.torch.meeting import forget
+from windlass.torch.meeting import BACKWARD, STEP, forget, same_call
 from windlass.torch.shared_model import Lanes, SharedModel, late
 from windlass.types import Sequential
 from windlass.worker.task import Task
@@ -17,15 +17,17 @@ class Averaging:
     """After `finish` every parameter's `.grad` is the mean over all workers. Buckets leave as they fill, if gradients
     are reported to `on_gradient` during backward; `finish` sends the rest and waits.
 
-    The first `finish` is where the workers agree on which parameters take part.
+    The first `finish` is where the workers agree on which parameters take part. Where `reset` is called after every
+    step, `compares=True` lets them see in the first two that they call the same, and do the same to their gradients.
     """
 
-    def __init__(self, model: SharedModel) -> None:
+    def __init__(self, model: SharedModel, *, compares: bool = False) -> None:
         self.lanes: Lanes | None = None
         self._model = model
         self.has_given = False  # gradients are means, of this step
         self._used = f"{model.options.name}/gradients used"
         self._is_first = True  # no step has been taken: who takes part may still grow
+        self._rehearsals = 2 if compares else 0  # steps in which the workers still compare what they do
 
     def on_gradient(self, number: int) -> None:
         if self.lanes is not None and self._model.options.overlap:
@@ -39,8 +41,31 @@ class Averaging:
         """Average what is complete: before the step another backward may bring the rest."""
         self.finish(may_lack=True)
 
+    def compare(self) -> None:
+        """At a step, once gradients are averaged: UsageError if a worker does not come to it, or has other gradients.
+        Every worker calls it; blocks in the first two steps."""
+        if self._rehearsals:
+            grads = [tensor.grad for tensor in self._model.tensors if tensor.grad is not None]
+            norm = float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+            same_call(self._model.store, STEP, norm)
+
+    def check_complete(self) -> None:
+        """UsageError if a backward broke off after gradients had left: the others count on them."""
+        if self.lanes is None or torch._C._current_graph_task_id() >= 0:
+            return
+        for lane in self.lanes:
+            if lane.task is not None:
+                name = self._model.names[lane.bucket.members[0]]
+                raise UsageError(
+                    f"{self._model.who}: a backward() failed after the gradient of '{name}' had left, and the other "
+                    "workers' means have it: it cannot be run again. Begin again from a checkpoint; run a backward that "
+                    "may fail inside no_sync()"
+                )
+
     def finish(self, *, may_lack: bool = False) -> None:
         """Average every gradient. UsageError if one is missing, unless the bucket `may_lack` it and stay behind."""
+        if self._rehearsals:
+            same_call(self._model.store, BACKWARD)
         if self._is_first and self.lanes is not None and self._outsider() is not None:
             self._abandon()
         lanes = self.lanes or self._declare()
@@ -135,6 +160,7 @@ class Averaging:
         """A step is over."""
         self.has_given = False
         self._is_first = self.lanes is None
+        self._rehearsals = max(0, self._rehearsals - 1)
 
     def forget(self) -> None:
         """Delete its keys. Every worker calls it; blocks."""

@@ -58,5 +58,26 @@ def same_gradients(names: Sequence[Sequence[str]]) -> None:
                 )
 
 
+BACKWARD, STEP = "ended a backward()", "calls step()"
+NORM_TOLERANCE = 0.01
+
+
+def same_call(store: Store, what: str, norm: float = 0.0) -> None:
+    """UsageError, naming the workers, unless all have come for the same, BACKWARD or STEP, and with gradients of about
+    the same norm. Every worker calls it; blocks. Without it they would wait for each other at different places."""
+    (first, first_norm), *others = gather(store, (what, norm))
+    for rank, (other, other_norm) in enumerate(others, start=1):
+        if other != first:
+            raise UsageError(
+                f"worker-0 {first} where worker-{rank} {other}: let all workers run backward() equally often before a "
+                "step, or all but the last inside `with optimizer.no_sync():`"
+            )
+        if abs(other_norm - first_norm) > NORM_TOLERANCE * max(abs(first_norm), abs(other_norm)):
+            raise UsageError(
+                f"at step() the averaged gradients have norm {first_norm:.6g} in worker-0 and {other_norm:.6g} in "
+                f"worker-{rank}: what is done to them after backward(), clipping say, must be done in every worker"
+            )
+
+
 def _told(parameter: Parameter) -> str:
     return f"parameter '{parameter.name}' of shape {parameter.shape}, {parameter.dtype}, in group {parameter.group}"

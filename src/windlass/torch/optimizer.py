@@ -69,7 +69,7 @@ class Optimizer(torch.optim.Optimizer):
             self._serving = Serving(self._model, optimizer)
             self._backward = self._serving.backward
         else:
-            self._averaging = Averaging(self._model)
+            self._averaging = Averaging(self._model, compares=True)
             averaging = self._averaging
             self._backward = Backward(self._model.tensors, averaging.on_gradient, averaging.finish_backward)
         self._begin_step()
@@ -123,6 +123,7 @@ class Optimizer(torch.optim.Optimizer):
             if self._backward.has_unsent or not self._averaging.has_given:
                 self._averaging.finish()
             self._averaging.check_all_take_part()
+            self._averaging.compare()
             self._averaging.reset()
             self._backward.reset()
             if not self._unscale():
@@ -159,6 +160,13 @@ class Optimizer(torch.optim.Optimizer):
                         f"{self._model.who}: parameter {position} of group {index}, of shape {tuple(tensor.shape)}, "
                         "has a gradient, but took none when wl.torch.Optimizer was made: make it anew after unfreezing"
                     )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's. UsageError if a backward failed after part of the gradients had left."""
+        averaging = self._averaging if self._serving is None else self._serving.averaging
+        if averaging is not None:
+            averaging.check_complete()
+        super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """As the torch optimizer's, which can load it. With mode="store" the state is read from the servers: blocks;

@@ -48,7 +48,7 @@ class Serving:
         self._versions: list[int] = []  # of the parameters, after the last step
         self._has_warned = False
         self._is_sequential = isinstance(model.store.options.consistency, Sequential)
-        self._averaging = Averaging(model) if self._is_sequential else None
+        self.averaging = Averaging(model, compares=True) if self._is_sequential else None
         self._rules = [rule_of(optimizer, group) for group in optimizer.param_groups]
         self._passes: list[int] | None = None  # how often each gradient is accumulated before it leaves
         self._is_touched_before = False
@@ -70,8 +70,8 @@ class Serving:
         if self.plan is Plan.EARLY:
             self._send_early(number)
         elif self.plan is Plan.AVERAGED:
-            assert self._averaging is not None
-            self._averaging.on_gradient(number)
+            assert self.averaging is not None
+            self.averaging.on_gradient(number)
 
     def _send_early(self, number: int) -> None:
         assert self.lanes is not None
@@ -89,8 +89,8 @@ class Serving:
                 full.send(self._hyper(full.bucket.group))
 
     def _on_end(self) -> None:
-        if self._averaging is not None and self.plan in (Plan.FIRST, Plan.AVERAGED):
-            self._averaging.finish_backward()
+        if self.averaging is not None and self.plan in (Plan.FIRST, Plan.AVERAGED):
+            self.averaging.finish_backward()
         if self.plan is Plan.FIRST:
             self._hypers = self._all_hypers()
             grads = [tensor.grad for tensor in self._model.tensors]
@@ -117,8 +117,8 @@ class Serving:
     def skip(self) -> None:
         """No step is taken for these gradients."""
         self._check_not_left()
-        if self._averaging is not None:
-            self._averaging.reset()
+        if self.averaging is not None:
+            self.averaging.reset()
         elif self.lanes is not None:  # the others go by this worker's clock: it counts the step
             for lane in self.lanes:
                 lane.drop()
@@ -150,9 +150,11 @@ class Serving:
     def _rehearse(self, is_touched: bool) -> None:
         """The first two steps: with the first the keys are declared, with the second the plan is chosen, with
         everybody. Two, because what a script does between its steps shows only in the second."""
-        model, averaging = self._model, self._averaging
-        if averaging is not None and self._must_average():
-            averaging.finish()
+        model, averaging = self._model, self.averaging
+        if averaging is not None:
+            if self._must_average():
+                averaging.finish()
+            averaging.compare()
         is_touched = is_touched or self._is_touched() or not model.options.overlap
         if self.lanes is None:
             if averaging is not None:
@@ -175,15 +177,15 @@ class Serving:
 
     def _choose(self, is_touched: bool) -> None:
         if any(gather(self._model.store, is_touched)):
-            self.plan = Plan.AVERAGED if self._averaging is not None else Plan.AT_STEP
-            if self._averaging is not None:
+            self.plan = Plan.AVERAGED if self.averaging is not None else Plan.AT_STEP
+            if self.averaging is not None:
                 seats = f"{self._model.options.name}/seats"
                 forget(self._model.store, seats)
                 self._model.store.create(seats, np.zeros(self._seats, np.int32), consistency=Sequential())
             return
         self.plan = Plan.EARLY
-        if self._averaging is not None:
-            self._averaging.forget()
+        if self.averaging is not None:
+            self.averaging.forget()
 
     # --- what the servers keep --------------------------------------------------------------------------------------
 
@@ -228,10 +230,10 @@ class Serving:
     def _step_averaged(self) -> None:
         """Every worker has the same gradients: each pushes its share of them."""
         assert self.lanes is not None
-        assert self._averaging is not None
+        assert self.averaging is not None
         if self._must_average():
-            self._averaging.finish()
-        self._averaging.reset()
+            self.averaging.finish()
+        self.averaging.reset()
         place, count = self._seat()
         for lane in self.lanes:
             self._stage_all(lane)
@@ -250,7 +252,7 @@ class Serving:
 
     def _must_average(self) -> bool:
         """Whether the last backward was not told to, or gradients were made by hand."""
-        return self.backward.has_unsent or (self._averaging is not None and not self._averaging.has_given)
+        return self.backward.has_unsent or (self.averaging is not None and not self.averaging.has_given)
 
     def _stage_all(self, lane: Lane) -> None:
         assert self.lanes is not None

@@ -59,6 +59,7 @@ class Wrapped(nn.Module):
         return self._shared.store
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._averaging.check_complete()
         return self.module(*args, **kwargs)
 
     def no_sync(self) -> Any:

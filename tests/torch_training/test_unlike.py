@@ -1,0 +1,121 @@
+"""Workers that do other things than the others within a step: an error that says so, never a wait until the timeout."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import windlass as wl
+
+MODES = ["store", "allreduce"]
+START = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
+
+
+class Failing(nn.Module):
+    """Its backward fails, when told to, after the last layer has its gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.fails = copy.deepcopy(START), False
+
+    def forward(self, x):
+        hidden = self.layers[0](x)
+        if self.fails:
+            hidden.register_hook(self._fail)
+        return self.layers[1](hidden)
+
+    def _fail(self, grad):
+        raise RuntimeError("no backward today")
+
+
+def optimize(model, store, mode, **options):
+    return wl.torch.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), store, mode=mode, **options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("counts", [(2, 1), (1, 2)])
+def test_other_accumulation_counts_in_the_first_step_are_an_error(two, mode, counts):
+    def train(store):
+        model = copy.deepcopy(START)
+        optimizer = optimize(model, store, mode)
+        for _ in range(counts[store.rank]):
+            model(torch.ones(4, 3)).mean().backward()
+        optimizer.step()
+
+    with pytest.raises(wl.UsageError, match="run backward\\(\\) equally often before a step"):
+        two.run(train)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_accumulation_inside_no_sync_may_differ(two, mode):
+    def train(store):
+        model = copy.deepcopy(START)
+        optimizer = optimize(model, store, mode)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with optimizer.no_sync():
+                for _ in range(store.rank):
+                    model(torch.ones(4, 3)).mean().backward()
+            model(torch.ones(4, 3)).mean().backward()
+            optimizer.step()
+        return model[0].weight.detach().clone()
+
+    first, second = two.run(train)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, START[0].weight)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("who", [0, 1])
+def test_clipping_in_one_worker_only_is_an_error_that_gives_both_norms(two, mode, who):
+    def train(store):
+        model = copy.deepcopy(START)
+        optimizer = optimize(model, store, mode)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(4, 3)).sum().backward()
+            if store.rank == who:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+
+    with pytest.raises(wl.UsageError, match=r"norm .* in worker-0 and .* in worker-1.* must be done in every worker"):
+        two.run(train)
+
+
+@pytest.mark.parametrize("kind", [*MODES, "wrap"])
+@pytest.mark.parametrize("who", [(0, 1), (1,)])
+@pytest.mark.parametrize("when", [0, 3])
+def test_a_backward_that_fails_midway_and_is_run_again_is_right_or_an_error(two, kind, who, when):
+    def train(store):
+        model = Failing()
+        if kind == "wrap":
+            run, optimizer = wl.torch.wrap(model, store, bucket_bytes=0), torch.optim.SGD(model.parameters(), lr=0.1)
+        else:
+            run, optimizer = model, optimize(model, store, kind, bucket_bytes=0)
+        for step in range(5):
+            optimizer.zero_grad()
+            if step == when and store.rank in who:
+                model.fails = True
+                with pytest.raises(RuntimeError, match="no backward today"):
+                    run(torch.ones(4, 3)).mean().backward()
+                model.fails = False
+                optimizer.zero_grad()
+            run(torch.ones(4, 3)).mean().backward()
+            optimizer.step()
+        return model.layers[0].weight.detach().clone()
+
+    if when:
+        with pytest.raises(wl.UsageError, match=r"gradient of .* had left"):
+            two.run(train)
+        return
+    plain = copy.deepcopy(START)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(5):
+        optimizer.zero_grad()
+        plain(torch.ones(4, 3)).mean().backward()
+        optimizer.step()
+    for found in two.run(train):
+        torch.testing.assert_close(found, plain[0].weight.detach())
