@@ -299,7 +299,7 @@ def test_a_new_optimizer_on_the_same_model_takes_over():
         for _ in range(3):
             one_step(None, model, second)
         assert store.version(next(iter(store.keys()))) == 3
-        with pytest.raises(wl.UsageError, match="another was made on its parameters and took over"):
+        with pytest.raises(wl.UsageError, match="another of its name or on its parameters took over"):
             first.step()
 
 

@@ -58,8 +58,8 @@ class Averaging:
                 name = self._model.names[lane.bucket.members[0]]
                 raise UsageError(
                     f"{self._model.who}: a backward() failed after the gradient of '{name}' had left, and the other "
-                    "workers' means have it: it cannot be run again. Begin again from a checkpoint; run a backward that "
-                    "may fail inside no_sync()"
+                    "workers' means have it: it cannot be run again. Begin again from a checkpoint; run what may fail "
+                    "inside no_sync()"
                 )
 
     def finish(self, *, may_lack: bool = False) -> None:
@@ -91,6 +91,7 @@ class Averaging:
             lane.declare(consistency=Sequential())
         if model.options.find_unused_parameters:
             forget(model.store, self._used)
+            model.keys.add(self._used)
             model.store.create(self._used, np.zeros(len(model.tensors), np.int32), consistency=Sequential())
         self.lanes = lanes
         return lanes

@@ -30,8 +30,9 @@ class Optimizer(torch.optim.Optimizer):
     work as with the optimizer inside.
 
     `named_parameters` (`model.named_parameters()`) gives errors and keys their names. `name` begins the names of the
-    keys: with several optimizers on one store, give each its own. `overlap=False` lets nothing leave before backward
-    ends. `find_unused_parameters=True` is for forwards that leave parameters out; each parameter is then its own key.
+    keys; without one it is "optimizer", then "optimizer-2" and so on, in the order in which they are made. A second of
+    the same `name` takes over from the first. `overlap=False` lets nothing leave before backward ends.
+    `find_unused_parameters=True` is for forwards that leave parameters out; each parameter is then its own key.
     Raises UsageError, naming worker and parameter, where the workers differ. Not thread-safe.
     """
 
@@ -42,7 +43,7 @@ class Optimizer(torch.optim.Optimizer):
         *,
         mode: str = "store",
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-        name: str = "optimizer",
+        name: str | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         overlap: bool = True,
         find_unused_parameters: bool = False,
@@ -52,11 +53,12 @@ class Optimizer(torch.optim.Optimizer):
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.mode = mode
         self._inner = optimizer
-        options = TrainingOptions(name, bucket_bytes, overlap, find_unused_parameters)
+        options = TrainingOptions(name or "", bucket_bytes, overlap, find_unused_parameters)
         self._model = SharedModel(
             store,
             _named(optimizer, named_parameters),
             options,
+            default="optimizer",
             mode=mode,
             optimizer=type(optimizer).__name__,
             groups=[_numbers(group) for group in optimizer.param_groups],
@@ -72,11 +74,17 @@ class Optimizer(torch.optim.Optimizer):
             self._averaging = Averaging(self._model, compares=True)
             averaging = self._averaging
             self._backward = Backward(self._model.tensors, averaging.on_gradient, averaging.finish_backward)
+        self._model.backward = self._backward
         self._begin_step()
 
     @property
     def store(self) -> Store:
         return self._model.store
+
+    @property
+    def name(self) -> str:
+        """What the names of its keys begin with."""
+        return self._model.options.name
 
     def no_sync(self) -> Any:
         """Inside it, backward only accumulates gradients; nothing leaves. The next backward outside sends their sum."""
@@ -86,7 +94,8 @@ class Optimizer(torch.optim.Optimizer):
         """Apply the mean of all workers' gradients; every parameter is new when it returns. Blocks."""
         if self._backward.is_closed:
             raise UsageError(
-                f"{self._model.who}: this optimizer is closed, or another was made on its parameters and took over"
+                f"{self._model.who}: this optimizer, '{self.name}', is closed, or another of its name or on its "
+                "parameters took over"
             )
         if closure is None:
             self._computing.end()
@@ -212,8 +221,8 @@ class Optimizer(torch.optim.Optimizer):
         raise UsageError("an optimizer belongs to its store: copy the model, and make another of the copy")
 
     def close(self) -> None:
-        """Take the hooks off the parameters. Safe to repeat; the keys stay."""
-        self._backward.close()
+        """Take the hooks off the parameters, and leave the name to another. Safe to repeat; the keys stay."""
+        self._model.close()
 
     def __repr__(self) -> str:
         how = f" plan={self._serving.plan.value!r}" if self._serving is not None else ""

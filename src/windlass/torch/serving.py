@@ -181,6 +181,7 @@ class Serving:
             if self.averaging is not None:
                 seats = f"{self._model.options.name}/seats"
                 forget(self._model.store, seats)
+                self._model.keys.add(seats)
                 self._model.store.create(seats, np.zeros(self._seats, np.int32), consistency=Sequential())
             return
         self.plan = Plan.EARLY

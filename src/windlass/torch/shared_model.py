@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from windlass.errors import UsageError
+from windlass.torch.backward import Backward
 from windlass.torch.buckets import BUCKET_BYTES, Parameter, plan
 from windlass.torch.lane import Lane, check_gradient
 from windlass.torch.meeting import forget, gather, same_gradients, same_model
+from windlass.torch.names import Names
 from windlass.types import Sequential
 from windlass.worker.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """What all workers of one model agree on. `name` begins the names of its keys: give each model on a store its
-    own."""
+    """What all workers of one model agree on. `name` begins the names of its keys."""
 
-    name: str = "model"
+    name: str = ""
     bucket_bytes: int = BUCKET_BYTES
     overlap: bool = True
     find_unused_parameters: bool = False
@@ -40,17 +41,32 @@ class SharedModel:
         store: Store,
         named: Sequence[tuple[str, torch.Tensor, int]],
         options: TrainingOptions,
+        *,
+        default: str,
         **alike: Any,
     ) -> None:
+        """`default` is what its name is made of where the options have none."""
         if getattr(store, "is_driver", False):
             raise UsageError("training needs a worker's store: call it in the function given to cluster.run()")
-        self.store, self.options = store, options
+        self.store = store
+        self.is_closed = self.is_replaced = False
+        self.backward: Backward | None = None  # who listens to its parameters
         self.tensors = [tensor for _, tensor, _ in named]
         self.parameters = [_described(*one) for one in named]
         self.names = [parameter.name for parameter in self.parameters]
-        told = {"agreed": {**asdict(options), **alike}, "parameters": [asdict(one) for one in self.parameters]}
+        names = Names.of(store)
+        told = {
+            "agreed": {**asdict(options), **alike},
+            "parameters": [asdict(one) for one in self.parameters],
+            "taken": names.taken(self.tensors),
+        }
         said = gather(store, told)
         same_model([one["agreed"] for one in said], [[_read(each) for each in one["parameters"]] for one in said])
+        taken = {name for one in said for name in one["taken"]}
+        self.options = replace(options, name=names.choose(options.name, default, taken))
+        self.keys = names.register(self.options.name, self)
+        forget(store, *self.keys)  # what an earlier one of this name left
+        self.keys.clear()
         self.share(self.tensors)
 
     @property
@@ -101,7 +117,19 @@ class SharedModel:
         buckets = plan(self.parameters, numbers, size)
         made = [Lane(self.store, f"{prefix}/{bucket.name}", bucket, self.tensors) for bucket in buckets]
         forget(self.store, *(lane.key for lane in made))
+        self.keys.update(lane.key for lane in made)
         return Lanes(self, made)
+
+    def close(self) -> None:
+        """Take the hooks off the parameters; its name may be used again. Safe to repeat."""
+        self.is_closed = True
+        if self.backward is not None:
+            self.backward.close()
+
+    def replace(self) -> None:
+        """Another has its name now."""
+        self.is_replaced = not self.is_closed
+        self.close()
 
 
 class Lanes:
@@ -154,8 +182,9 @@ class Lanes:
 
     def forget(self) -> None:
         """Delete the keys. Every worker calls it; blocks."""
-        forget(self._model.store, *(lane.key for lane in self._lanes))
-
+        gone = [lane.key for lane in self._lanes]
+        forget(self._model.store, *gone)
+        self._model.keys.difference_update(gone)
 
 
 def late(model: SharedModel, number: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from windlass.engines.cluster import connect
@@ -20,7 +21,7 @@ def wrap(
     model: nn.Module,
     store: Store | None = None,
     *,
-    name: str = "model",
+    name: str | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     find_unused_parameters: bool = False,
 ) -> Wrapped:
@@ -28,9 +29,9 @@ def wrap(
     torch optimizer steps on it, in every worker alike. Parameters and buffers begin as rank 0's.
 
     Every worker calls it, with the same model. Without a store it joins the cluster that this process was started in
-    (`wl.connect()`). Several models on one store need different names.
+    (`wl.connect()`). `name` begins the names of the keys; without one it is "model", then "model-2" and so on.
     """
-    options = TrainingOptions(name, bucket_bytes, True, find_unused_parameters)
+    options = TrainingOptions(name or "", bucket_bytes, True, find_unused_parameters)
     return Wrapped(model, store if store is not None else connect(), options)
 
 
@@ -48,11 +49,12 @@ class Wrapped(nn.Module):
         named = [(name, tensor, 0) for name, tensor in model.named_parameters() if tensor.requires_grad]
         if not named:
             raise UsageError("the model has no parameter that takes gradients")
-        self._shared = SharedModel(store, named, options, mode="wrap")
+        self._shared = SharedModel(store, named, options, default="model", mode="wrap")
         frozen = [tensor for tensor in model.parameters() if not tensor.requires_grad]
         self._shared.share([*frozen, *(each for each in model.buffers() if each.numel())])
         self._averaging = Averaging(self._shared)
         self._backward = Backward(self._shared.tensors, self._averaging.on_gradient, self._averaging.finish)
+        self._shared.backward = self._backward
 
     @property
     def store(self) -> Store:
@@ -60,6 +62,8 @@ class Wrapped(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._averaging.check_complete()
+        if self._shared.is_replaced and torch.is_grad_enabled():
+            raise UsageError(f"another model took over the name '{self._shared.options.name}': give each its own name=")
         return self.module(*args, **kwargs)
 
     def no_sync(self) -> Any:
@@ -71,8 +75,8 @@ class Wrapped(nn.Module):
         self._shared.share([each for each in self.module.buffers() if each.numel()])
 
     def close(self) -> None:
-        """Take the hooks off the parameters. Safe to repeat."""
-        self._backward.close()
+        """Take the hooks off the parameters, and leave the name to another. Safe to repeat."""
+        self._shared.close()
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise UsageError("a wrapped model belongs to its store: copy `model.module` instead")
