@@ -145,3 +145,37 @@ def test_states_of_other_dtypes_travel_too(two, dtype):
         for index, kept in state["state"].items():
             for name, value in kept.items():
                 torch.testing.assert_close(again["state"][index][name], value, atol=0.01, rtol=0.01)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["momentum", "adam", "nadam"])
+def test_the_state_and_the_groups_that_rank_0_loads_are_everybodys(two, kind, mode):
+    make = OPTIMIZERS[kind]
+
+    def saved(steps, lr):
+        model = Net()
+        optimizer = make(model.parameters())
+        for x, y in batches(steps):
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+        optimizer.param_groups[0]["lr"] = lr
+        return copy.deepcopy(optimizer.state_dict())
+
+    states = [saved(3, 0.03), {"state": {}, "param_groups": saved(1, 0.5)["param_groups"]}]
+
+    def work(store, rank):
+        model = Net()
+        optimizer = make(model.parameters())
+        if store is not None:
+            optimizer = wl.torch.Optimizer(optimizer, store, mode=mode)
+        optimizer.load_state_dict(copy.deepcopy(states[rank]))
+        for x, y in batches(4):
+            optimizer.zero_grad()
+            loss_of(model, *share(store, x, y)).backward()
+            optimizer.step()
+        return values(model)
+
+    want = work(None, 0)
+    for got in two.run(lambda store: work(store, store.rank)):
+        assert_close(got, want, atol=5e-6)

@@ -14,6 +14,7 @@ from windlass.torch.backward import Backward
 from windlass.torch.buckets import BUCKET_BYTES
 from windlass.torch.serving import Serving
 from windlass.torch.shared_model import SharedModel, TrainingOptions
+from windlass.torch.telling import rank_0s
 from windlass.types import Sequential
 from windlass.worker.store import Store
 
@@ -187,7 +188,13 @@ class Optimizer(torch.optim.Optimizer):
         return said
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state, a torch optimizer's or this one's. Every worker calls it; rank 0's state counts."""
+        """Go on from a state, a torch optimizer's or this one's. Every worker calls it; rank 0's state counts, and
+        rank 0's parameter groups. Blocks."""
+        if self._serving is None:
+            state_dict = rank_0s(self._model, state_dict)
+        else:  # the state goes to the servers
+            groups = rank_0s(self._model, {"param_groups": state_dict["param_groups"]})
+            state_dict = {**state_dict, **groups}
         self._inner.load_state_dict(state_dict)
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
         if self._serving is not None:
