@@ -134,6 +134,8 @@ def sweep(folder: Folder) -> None:
     names stays, and so does everything beside a manifest that cannot be read, and whatever is not ours."""
     files = folder.files()
     if UNFINISHED not in files:
+        if not files and NUMBERED.fullmatch(folder.name):
+            folder.remove_if_empty()  # it was killed before its first file, or after its last
         return
     named: set[str] = set()
     if MANIFEST in files:

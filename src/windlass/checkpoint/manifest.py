@@ -130,7 +130,7 @@ def unseal(data: bytes, path: str) -> Manifest:
     """What `seal` made into bytes. Raises DamagedCheckpoint for anything else, and UsageError for a later format."""
     try:
         body = bytes(msgspec.json.decode(data, type=_Sealed).manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(path, [f"{MANIFEST} is a broken or foreign file: {error}"]) from None
     if data != _sealed(body):
         raise DamagedCheckpoint(path, [f"{MANIFEST} has been altered: it does not match its own checksum"])
@@ -139,7 +139,7 @@ def unseal(data: bytes, path: str) -> Manifest:
         if found != FORMAT:
             raise UsageError(f"'{path}' has format {found}, this Windlass reads format {FORMAT}; install a later one")
         manifest = msgspec.json.decode(body, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(path, [f"{MANIFEST} is not one of a checkpoint: {error}"]) from None
     if problem := _problem(manifest):
         raise DamagedCheckpoint(path, [f"{MANIFEST} {problem}"])

@@ -77,6 +77,7 @@ class Writer:
         self._slots: dict[str, dict[int, SlotEntry]] = {}
         self._files: list[SavedFile] = []
         self._gathered: list[Part] = []
+        self._gathered_bytes = 0
         self._num_shards = 0
         self._pool = ThreadPoolExecutor(WRITERS, "windlass-save")
         self._writing: deque[tuple[list[Part], Future[tuple[SavedFile, list[SlotEntry]]]]] = deque()
@@ -157,14 +158,15 @@ class Writer:
             raise UsageError(f"slot {number} of '{spec.name}' {known_as}")
         slots[number] = SlotEntry(file="", arrays=(), meta={})  # until it is written
         self._gathered.append(part)
-        if sum(part.nbytes for part in self._gathered) >= self._shard_bytes:
+        self._gathered_bytes += part.nbytes
+        if self._gathered_bytes >= self._shard_bytes:
             self._send()
 
     def _send(self) -> None:
         """Have what is gathered written, as one shard."""
         while len(self._writing) >= WRITERS:
             self._receive()
-        parts, self._gathered = self._gathered, []
+        parts, self._gathered, self._gathered_bytes = self._gathered, [], 0
         name = f"{self._prefix}-{self._num_shards:05d}.safetensors"
         self._num_shards += 1
         self._writing.append((parts, self._pool.submit(write_shard, self._folder, name, parts)))

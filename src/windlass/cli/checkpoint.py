@@ -41,6 +41,10 @@ def _table(*headings: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 # --- ls ---------------------------------------------------------------------------------------------------------------
 
 
@@ -124,7 +128,8 @@ def _say(console: Console, one: Listed, problems: list[str]) -> None:
         for problem in problems:
             console.print(f"  [bold red]problem:[/bold red] {escape(problem)}", soft_wrap=True)
     elif one.manifest is not None:
-        read = f"{len(one.manifest.keys)} keys in {len(one.manifest.files)} files, {amount(one.manifest.nbytes)}"
+        keys, files = _many(len(one.manifest.keys), "key"), _many(len(one.manifest.files), "file")
+        read = f"{keys} in {files}, {amount(one.manifest.nbytes)}"
         console.print(f"{name} [green]complete[/green]: {read}, every byte as it was written")
     sys.stdout.flush()
 
@@ -151,7 +156,7 @@ def diff(before: str, after: str) -> int:
         console.print(f"{mark} [bold]{escape(reader.path)}[/bold]  [dim]{about}[/dim]", soft_wrap=True)
     console.print()
     if found.is_same:
-        console.print(f"The same: {len(new.keys)} keys, every bit of every array.")
+        console.print(f"The same: {_many(len(new.keys), 'key')}, every bit of every array.")
         return 0
     _show(console, found)
     return 1
@@ -172,7 +177,7 @@ def _show(console: Console, found: Difference) -> None:
     if moved:
         table = _table("key", "array", "elements", "differ", "largest |Δ|", right=("elements", "differ", "largest |Δ|"))
         for one in moved[:MAX_ROWS]:
-            share = f"{one.differing / one.elements:.1%}" if one.differing < one.elements else "all"
+            share = "all" if one.differing == one.elements else f"{min(0.999, one.differing / one.elements):.1%}"
             table.add_row(f"[bold]{escape(one.key)}[/bold]", one.name, f"{one.elements:,}", share, f"{one.max_abs:.4g}")
         console.print(table)
     if len(moved) > MAX_ROWS:
