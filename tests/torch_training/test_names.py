@@ -119,3 +119,30 @@ def test_optimizers_that_are_gone_leave_no_keys_behind(two, clips):
     for counts in two.run(train):
         extra = {found - own for found, own in counts} if not clips else {found - 2 * own for found, own in counts}
         assert len(extra) == 1, counts
+
+
+@pytest.mark.parametrize("kind", ["store", "allreduce", "wrap"])
+def test_many_optimizers_made_and_dropped_hold_the_memory_of_a_few(kind):
+    """Without waiting for Python's collector of circles."""
+
+    def train(store):
+        most = 0
+        gc.disable()
+        try:
+            for _ in range(12):
+                model = nn.Linear(50, 50)
+                inner = torch.optim.SGD(model.parameters(), lr=0.1)
+                made = wl.torch.wrap(model, store) if kind == "wrap" else optimizer_of(model, store, mode=kind)
+                for _ in range(3):
+                    (made if kind == "wrap" else model)(torch.ones(2, 50)).sum().backward()
+                    (inner if kind == "wrap" else made).step()
+                said = store.status()["servers"]["server-0"]["keys"]
+                held = [key["value_bytes"] for name, key in said.items() if not name.startswith("windlass/")]
+                most = max(most, sum(held))
+        finally:
+            gc.enable()
+        return most
+
+    with wl.Cluster(engine="threads", workers=2, timeout=20) as cluster:
+        for most in cluster.run(train):
+            assert most <= 4 * 4 * 2550  # two that are alive at a time, each with gradients and parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -40,7 +41,8 @@ class Backward:
         self.is_quiet = False
         self.has_unsent = False
         self.is_closed = False
-        self._on_gradient, self._on_end = on_gradient, on_end
+        # Weakly: whose methods these are keeps this, and a circle would live until Python looks for circles.
+        self._on_gradient, self._on_end = _weakly(on_gradient), _weakly(on_end)
         self._graph = -1  # the backward for which the end is already asked for
         for tensor in tensors:
             # Two that both listen to a parameter would both send its gradients: the newer takes over.
@@ -76,11 +78,15 @@ class Backward:
             self._graph = graph
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self._end)
-        self._on_gradient(number)
+        call = self._on_gradient()
+        if call is not None:
+            call(number)
 
     def _end(self) -> None:
         self.has_unsent = False
-        self._on_end()
+        call = self._on_end()
+        if call is not None:
+            call()
 
     @contextmanager
     def quiet(self) -> Any:
@@ -99,3 +105,8 @@ class Backward:
         self.is_closed = True
         for hook in self._hooks:
             hook.remove()
+
+
+def _weakly(function: Callable[..., None]) -> Callable[[], Callable[..., None] | None]:
+    """A method of something that may go, or a plain function, which stays."""
+    return weakref.WeakMethod(function) if inspect.ismethod(function) else lambda: function

@@ -57,9 +57,13 @@ class Names:
             return wanted
         return next(name for n in count(1) if (name := default if n == 1 else f"{default}-{n}") not in taken)
 
+    def leftovers(self, name: str, taken: Collection[str]) -> list[str]:
+        """The keys of all names that nobody has any more, and of this one: to be deleted. They are forgotten here."""
+        gone = [each for each in self._keys if each == name or each not in taken]
+        return [key for each in gone for key in self._keys.pop(each)]
+
     def register(self, name: str, model: Named) -> set[str]:
-        """Give the name to a model, which takes it over from whoever has it; the keys that were made under it before,
-        for it to go on with."""
+        """Give the name to a model, which takes it over from whoever has it; where it is to note its keys."""
         other = self._models.get(name)
         if other is not None:
             other.replace()

@@ -165,7 +165,7 @@ class Serving:
             self.lanes = model.lanes(numbers, model.options.name)
             for lane in self.lanes:
                 lane.declare(reduce="mean", update=self._rules[lane.bucket.group].updater)
-            if self._loaded:
+            if any(gather(model.store, bool(self._loaded))):
                 self.load(self._loaded)
         if self._passes is None:
             self._passes, self._is_touched_before = list(self.backward.passes), is_touched

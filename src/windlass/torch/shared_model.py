@@ -64,9 +64,8 @@ class SharedModel:
         same_model([one["agreed"] for one in said], [[_read(each) for each in one["parameters"]] for one in said])
         taken = {name for one in said for name in one["taken"]}
         self.options = replace(options, name=names.choose(options.name, default, taken))
+        forget(store, *names.leftovers(self.options.name, taken))
         self.keys = names.register(self.options.name, self)
-        forget(store, *self.keys)  # what an earlier one of this name left
-        self.keys.clear()
         self.share(self.tensors)
 
     @property
