@@ -166,6 +166,15 @@ def test_a_manifest_that_leads_out_of_its_directory_is_refused(mine):
         Reader(mine)
 
 
+def test_a_manifest_that_lacks_slots_is_refused(mine):
+    file = mine / "manifest.json"
+    manifest = unseal(file.read_bytes(), str(mine))
+    first = msgspec.structs.replace(manifest.keys[0], slots=manifest.keys[0].slots[:-1])
+    file.write_bytes(seal(msgspec.structs.replace(manifest, keys=(first, *manifest.keys[1:]))))
+    with pytest.raises(DamagedCheckpoint, match="has 6 slots of 'w', which is declared with 7"):
+        Reader(mine)
+
+
 def test_the_error_survives_the_way_between_processes():
     error = DamagedCheckpoint("p", ["a is missing"], "the newest good one is 'q'")
     again = pickle.loads(pickle.dumps(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -152,3 +153,23 @@ def test_a_file_in_the_place_of_a_directory_is_named(tmp_path):
 def test_a_directory_that_cannot_be_written_is_a_cluster_error_that_names_it():
     with pytest.raises(ClusterError, match="'/proc/windlass' cannot be made"):
         save(Path("/proc/windlass"), 1)
+
+
+def test_no_more_than_a_few_shards_are_in_memory(tmp_path):
+    key, most = spec("w", 5000), 0
+    alive: weakref.WeakSet[Slot] = weakref.WeakSet()
+    with Writer(tmp_path, name="x", shard_bytes=400) as writer:  # a shard for each of fifty slots
+        for number in range(key.num_slots):
+            slot = np.zeros(100, np.float32).view(Slot)
+            alive.add(slot)
+            writer.add(key, number, {"value": slot}, {}, AfterRound(1))
+            del slot
+            most = max(most, len(alive))
+    assert 1 <= most <= 5
+    assert len(read_manifest(tmp_path).files) == 50
+
+
+class Slot(np.ndarray):
+    """An array that can be referred to weakly, and counted."""
+
+    __hash__ = object.__hash__

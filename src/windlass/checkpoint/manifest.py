@@ -154,6 +154,8 @@ def _problem(manifest: Manifest) -> str:
         if not SHARD_NAME.fullmatch(name):
             return f"names the file '{name:.80}', which is no name of a shard"
     for key in manifest.keys:
+        if len(key.slots) != key.spec.num_slots:
+            return f"has {len(key.slots)} slots of '{key.spec.name}', which is declared with {key.spec.num_slots}"
         for number, slot in enumerate(key.slots):
             where = f"slot {number} of '{key.spec.name}'"
             if slot.file not in files:

@@ -97,17 +97,18 @@ class Writer:
             raise UsageError(f"'{root}': expected a directory for checkpoints, got a file")
         if root.is_local and not root.parent().exists():
             raise UsageError(f"cannot save to '{root}': no such directory as '{root.parent()}'")
-        root.make()
-        self._claim.enter_context(root.claimed())
-        with self._claim:
-            for name in root.folders():
-                sweep(root.child(name))
-            listed = list_folder(root)
-            self._others = [one for one in listed if one.name != self.name]
-            self._sequence = 1 + max((one.manifest.sequence for one in listed if one.manifest), default=0)
-            self._folder.make()
-            mark(self._folder)
-            self._claim = self._claim.pop_all()  # nothing went wrong: it is kept until the end of the block
+        with self._told():
+            root.make()
+            self._claim.enter_context(root.claimed())
+            with self._claim:
+                for name in root.folders():
+                    sweep(root.child(name))
+                listed = list_folder(root)
+                self._others = [one for one in listed if one.name != self.name]
+                self._sequence = 1 + max((one.manifest.sequence for one in listed if one.manifest), default=0)
+                self._folder.make()
+                mark(self._folder)
+                self._claim = self._claim.pop_all()  # nothing went wrong: it is kept until the end of the block
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
+from os import PathLike
 
 import numpy as np
 
@@ -115,7 +116,9 @@ class Counts:
         return counts
 
 
-def save(client: Client, counts: Counts, names: Iterable[str], path: str, name: str | None, keep: int | None) -> str:
+def save(
+    client: Client, counts: Counts, names: Iterable[str], path: str | PathLike[str], name: str | None, keep: int | None
+) -> str:
     """Write these keys, and give the path of what was written. Blocks; the caller sees to it that nobody pushes
     meanwhile."""
     every = [_look_up(client, key) for key in names if not key.startswith("windlass/")]
@@ -134,7 +137,7 @@ def _is_sequential(declared: m.Declared) -> bool:
     return isinstance(declared.spec.consistency, Sequential)
 
 
-def load(client: Client, counts: Counts, path: str) -> None:
+def load(client: Client, counts: Counts, path: str | PathLike[str]) -> None:
     """Declare what is not declared, and give every slot back what it was made of. Blocks; nobody may push meanwhile."""
     reader = Reader(path)
     every: list[m.Declared] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -475,7 +476,7 @@ class Store:
         detail: dict[str, Any] = answer.detail
         return detail
 
-    def save(self, path: str, *, name: str | None = None, keep: int | None = None) -> str:
+    def save(self, path: str | PathLike[str], *, name: str | None = None, keep: int | None = None) -> str:
         """Write every key, with its optimizer state, as a new checkpoint in the directory `path`; gives its path. One
         worker calls it, while nobody pushes.
 
@@ -485,7 +486,7 @@ class Store:
         """
         return checkpoint.save(self._client, self._counts, self._manager_says()["keys"], path, name, keep)
 
-    def load(self, path: str) -> None:
+    def load(self, path: str | PathLike[str]) -> None:
         """Give the keys of this store the values and optimizer state they had. Each must be declared as it was.
 
         `path` is a checkpoint, or a directory of them, whose newest is meant. Where bytes are not as they were written
