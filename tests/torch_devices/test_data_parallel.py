@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import threading
 
@@ -485,3 +486,35 @@ def test_arguments_are_split_and_outputs_joined_in_any_structure():
 
 def test_the_repr_names_devices_and_strategy():
     assert "devices=[cpu, cpu], strategy='ring'" in repr(wl.torch.DataParallel(mlp(), CPUS, strategy="ring"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    loss: torch.Tensor
+    rows: torch.Tensor
+    note: str = "as it is"
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    scale: float = 2.0
+
+
+def test_dataclasses_go_in_and_come_out_field_by_field():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 3)
+
+        def forward(self, batch):
+            rows = self.layer(batch.x) * batch.scale
+            return Seen(rows.mean(), rows)
+
+    model = Model()
+    batch = Batch(torch.arange(10.0).reshape(5, 2))
+    seen = wl.torch.DataParallel(model, ["cpu"] * 2)(batch)
+    assert isinstance(seen, Seen)
+    assert seen.note == "as it is"
+    torch.testing.assert_close(seen.rows, model(batch).rows)
+    assert seen.loss.shape == (2,)

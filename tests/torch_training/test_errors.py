@@ -232,7 +232,7 @@ def test_an_optimizer_that_is_not_element_wise_is_sent_to_the_workers(two):
     ("make", "wanted"),
     [
         (lambda store, o: wl.torch.Optimizer("sgd", store), "expects a torch optimizer, got str"),
-        (lambda store, o: wl.torch.Optimizer(o, None), "expects a store, got NoneType"),
+        (lambda store, o: wl.torch.Optimizer(o, None), "has no store"),
         (lambda store, o: wl.torch.Optimizer(o, store, mode="ring"), "mode expects 'store' or 'allreduce', got 'ring'"),
         (lambda store, o: wl.torch.Optimizer(o, store, bucket_bytes=-1), "bucket_bytes expects a whole number"),
         (lambda store, o: wl.torch.Optimizer(wl.torch.Optimizer(o, store), store), "is a wl.torch.Optimizer already"),
@@ -389,3 +389,42 @@ def test_a_model_can_be_saved_whole_after_it_was_wrapped(tmp_path):
             copy.deepcopy(optimizer)
     again = torch.load(tmp_path / "model.pt", weights_only=False)
     assert torch.equal(again.first.weight, model.first.weight)
+
+
+@pytest.mark.parametrize("call", [wl.torch.wrap, lambda model: wl.torch.Optimizer(torch.optim.SGD(model.parameters()))])
+def test_without_a_store_it_is_said_to_pass_it(two, call):
+    with pytest.raises(wl.UsageError, match=r"has no store.* pass it one, wl\.torch\.\w+\(\w+, store\).*cluster\.run"):
+        two.run(lambda store: call(Net()))
+
+
+@pytest.mark.parametrize("kind", ["store", "allreduce", "wrap"])
+def test_a_complex_parameter_is_named(two, kind):
+    class Complex(Net):
+        def __init__(self):
+            super().__init__()
+            self.phase = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+
+    def work(store):
+        if kind == "wrap":
+            return wl.torch.wrap(Complex(), store)
+        return start(store, Complex(), mode=kind)
+
+    with pytest.raises(wl.UsageError, match=r"parameter 'phase' is torch\.complex64, which no key of a store can hold"):
+        two.run(work)
+
+
+def test_a_parameter_of_no_elements_is_deleted_without_a_complaint(capfd):
+    """By servers in processes of their own, whose memory is shared."""
+
+    def train(store):
+        for _ in range(2):
+            model = Net()
+            model.empty = nn.Parameter(torch.ones(0, 3))
+            model, optimizer = start(store, model, find_unused_parameters=True)
+            for _ in range(3):
+                one_step(store, model, optimizer)
+        return True
+
+    with wl.Cluster(servers=1, workers=1, timeout=20) as cluster:
+        assert cluster.run(train) == [True]
+    assert "could not handle" not in capfd.readouterr().err

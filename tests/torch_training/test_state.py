@@ -179,3 +179,29 @@ def test_the_state_and_the_groups_that_rank_0_loads_are_everybodys(two, kind, mo
     want = work(None, 0)
     for got in two.run(lambda store: work(store, store.rank)):
         assert_close(got, want, atol=5e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}])
+def test_the_state_of_a_parameter_that_was_never_used_is_as_torchs(two, options):
+    """Adagrad has one from the start; the others have none."""
+
+    def work(store, make):
+        model = Net()
+        model.unused = nn.Linear(2, 1)
+        optimizer = make(model.parameters())
+        if store is not None:
+            optimizer = wl.torch.Optimizer(optimizer, store, **options)
+        for x, y in batches(3):
+            optimizer.zero_grad()
+            loss_of(model, *share(store, x, y)).backward()
+            optimizer.step()
+        return optimizer.state_dict()["state"]
+
+    for make in (lambda p: torch.optim.Adagrad(p, lr=0.05, initial_accumulator_value=0.5), OPTIMIZERS["momentum"]):
+        want = work(None, make)
+        for got in two.run(work, make):
+            assert got.keys() == want.keys()
+            for number, kept in want.items():
+                assert got[number].keys() == kept.keys()
+                for name, value in kept.items():
+                    torch.testing.assert_close(got[number][name], value, atol=1e-5, rtol=1e-5)

@@ -49,7 +49,7 @@ class Pins:
 
     def retire(self, block: Block | None) -> None:
         """The slot that used this block has moved on: free it now, or when its last reader lets go."""
-        if block is None:
+        if block is None or not block.array.nbytes:  # a value of no elements has no memory
             return
         if self.is_pinned(block):
             self._retired[id(block)] = block

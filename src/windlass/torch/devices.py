@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -72,7 +74,7 @@ def split(tensor: torch.Tensor, devices: Sequence[torch.device]) -> list[torch.T
 
 
 def scatter(value: Any, devices: Sequence[torch.device]) -> list[Any]:
-    """For each device its part of the value: tensors are split, lists, tuples and dicts go item by item.
+    """For each device its part of the value: tensors are split; lists, tuples, dicts and dataclasses go item by item.
 
     A tensor without dimensions goes to every device whole; anything else is handed to all as it is.
     """
@@ -86,6 +88,9 @@ def scatter(value: Any, devices: Sequence[torch.device]) -> list[Any]:
     if isinstance(value, Mapping):
         cut = {key: scatter(item, devices) for key, item in value.items()}
         return [{key: column[i] for key, column in cut.items()} for i in range(len(devices))]
+    if _is_record(value):
+        cut = {name: scatter(item, devices) for name, item in _fields(value).items()}
+        return [_with(value, {name: column[i] for name, column in cut.items()}) for i in range(len(devices))]
     return [value] * len(devices)
 
 
@@ -93,6 +98,8 @@ def rows(value: Any) -> set[int]:
     """The lengths along dim 0 of all tensors in the value that scatter would split."""
     if isinstance(value, torch.Tensor):
         return {len(value)} if value.dim() else set()
+    if _is_record(value):
+        value = _fields(value)
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return set().union(*(rows(item) for item in items))
 
@@ -100,7 +107,8 @@ def rows(value: Any) -> set[int]:
 def gather(parts: Sequence[Any], device: torch.device) -> Any:
     """Join what the devices returned: tensors along dim 0 on `device`, those without dimensions into a vector.
 
-    Lists, tuples and dicts are joined item by item; other values must be the same on every device (else UsageError).
+    Lists, tuples, dicts and dataclasses are joined item by item; other values must be the same on every device (else
+    UsageError).
     """
     first = parts[0]
     if not all(type(part) is type(first) for part in parts):
@@ -117,12 +125,31 @@ def gather(parts: Sequence[Any], device: torch.device) -> Any:
             raise UsageError(f"the replicas returned dicts with different keys: {[list(part) for part in parts]}")
         joined = {key: gather([part[key] for part in parts], device) for key in first}
         return joined if type(first) is dict else type(first)(**joined)
+    if _is_record(first):
+        return _with(first, {name: gather([getattr(part, name) for part in parts], device) for name in _fields(first)})
     if any(part is not first and part != first for part in parts):
         raise UsageError(
             f"the replicas returned different values, {list(parts)}: only tensors can be joined; "
-            "return a tensor, or a tuple, list or dict of them"
+            "return a tensor, or a tuple, list, dict or dataclass of them"
         )
     return first
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it is an instance of a dataclass, and not also a dict, as some libraries' outputs are."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type | Mapping)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+
+
+def _with(record: Any, items: dict[str, Any]) -> Any:
+    """A copy of the record with these fields; its own checks at the start do not run again."""
+    made = copy.copy(record)
+    for name, item in items.items():
+        object.__setattr__(made, name, item)  # frozen ones too
+    return made
 
 
 def _like(sequence: Sequence[Any], items: list[Any]) -> Any:

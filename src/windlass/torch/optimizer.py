@@ -12,6 +12,7 @@ from windlass.store.updater import is_number
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
 from windlass.torch.buckets import BUCKET_BYTES
+from windlass.torch.joining import store_for
 from windlass.torch.serving import Serving
 from windlass.torch.shared_model import SharedModel, TrainingOptions
 from windlass.torch.telling import rank_0s
@@ -30,6 +31,7 @@ class Optimizer(torch.optim.Optimizer):
     Gradients leave during backward. Learning-rate schedulers, parameter groups, GradScaler, clipping and accumulation
     work as with the optimizer inside.
 
+    Without a store it joins the cluster that this process was started in (`wl.connect()`).
     `named_parameters` (`model.named_parameters()`) gives errors and keys their names. `name` begins the names of the
     keys; without one it is "optimizer", then "optimizer-2" and so on, in the order in which they are made. A second of
     the same `name` takes over from the first. `overlap=False` lets nothing leave before backward ends.
@@ -40,7 +42,7 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        store: Store,
+        store: Store | None = None,
         *,
         mode: str = "store",
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
@@ -49,7 +51,13 @@ class Optimizer(torch.optim.Optimizer):
         overlap: bool = True,
         find_unused_parameters: bool = False,
     ) -> None:
-        _check(optimizer, store, mode)
+        _check(optimizer, mode)
+        store = store_for(store, "wl.torch.Optimizer(optimizer{})")
+        if mode == "allreduce" and not isinstance(store.options.consistency, Sequential):
+            raise UsageError(
+                f"mode='allreduce' expects Sequential(), got {store.options.consistency}: every worker takes the same "
+                "step"
+            )
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.mode = mode
@@ -240,23 +248,17 @@ class Optimizer(torch.optim.Optimizer):
         )
 
 
-def _check(optimizer: torch.optim.Optimizer, store: Store, mode: str) -> None:
+def _check(optimizer: torch.optim.Optimizer, mode: str) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"wl.torch.Optimizer expects a torch optimizer, got {type(optimizer).__name__}")
     if isinstance(optimizer, Optimizer):
         raise UsageError("this is a wl.torch.Optimizer already: give the torch optimizer itself")
-    if not isinstance(store, Store):
-        raise UsageError(f"wl.torch.Optimizer expects a store, got {type(store).__name__}")
     if mode not in MODES:
         raise UsageError(f"mode expects 'store' or 'allreduce', got {mode!r}")
     if mode == "store" and (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks):
         raise UsageError(
             "the torch optimizer has step hooks, and with mode='store' it never steps: register them on the "
             "wl.torch.Optimizer, or use mode='allreduce'"
-        )
-    if mode == "allreduce" and not isinstance(store.options.consistency, Sequential):
-        raise UsageError(
-            f"mode='allreduce' expects Sequential(), got {store.options.consistency}: every worker takes the same step"
         )
 
 

@@ -60,6 +60,7 @@ class Serving:
             if optimizer.state.get(tensor)
         }
         optimizer.state.clear()
+        self._aside: state.State = {}  # what was loaded for parameters that take no part
         # As they were at the end of the first backward:
         self._hypers: list[dict[str, float] | None] = []
         self._seen: list[tuple[torch.Tensor | None, torch.Tensor | None]] = []  # the gradient, and a copy of it
@@ -195,7 +196,12 @@ class Serving:
         has_step = not isinstance(self._optimizer, torch.optim.SGD)
         if self.lanes is None:
             return self._loaded
-        return state.read(self._model.store, self.lanes, has_step=has_step)
+        found = {**self._aside, **state.read(self._model.store, self.lanes, has_step=has_step)}
+        if isinstance(self._optimizer, torch.optim.Adagrad):
+            for number, parameter in enumerate(self._model.parameters):
+                group = self._optimizer.param_groups[parameter.group]
+                found.setdefault(number, state.fresh_adagrad(self._model.tensors[number], group))
+        return found
 
     def load(self, loaded: state.State) -> None:
         """Give the servers rank 0's `loaded` state, now or as soon as there are keys. Every worker calls it; blocks."""
@@ -203,6 +209,7 @@ class Serving:
             self._loaded = loaded
             return
         self._by_rank_0(lambda lanes: state.write(self._model.store, lanes, loaded))
+        self._aside = {number: kept for number, kept in loaded.items() if not self.lanes.has(number)}
         self._loaded = {}
 
     def share_values(self) -> None:

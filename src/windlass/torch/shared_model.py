@@ -14,7 +14,7 @@ from windlass.torch.buckets import BUCKET_BYTES, Parameter, plan
 from windlass.torch.lane import Lane, check_gradient
 from windlass.torch.meeting import forget, gather, same_gradients, same_model
 from windlass.torch.names import Names
-from windlass.types import Sequential
+from windlass.types import STORAGE, Sequential
 from windlass.worker.store import Store
 
 
@@ -195,6 +195,9 @@ def late(model: SharedModel, number: int) -> str:
 
 
 def _described(name: str, tensor: torch.Tensor, group: int) -> Parameter:
+    if str(tensor.dtype).removeprefix("torch.") not in STORAGE:
+        hint = "; keep its torch.view_as_real(...) as the parameter" if tensor.is_complex() else ""
+        raise UsageError(f"parameter '{name}' is {tensor.dtype}, which no key of a store can hold{hint}")
     return Parameter(name, tuple(tensor.shape), str(tensor.dtype), tensor.element_size(), group)
 
 

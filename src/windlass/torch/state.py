@@ -43,6 +43,12 @@ def read(store: Store, lanes: Iterable[Lane], *, has_step: bool) -> State:
     return found
 
 
+def fresh_adagrad(tensor: torch.Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+    """What torch's Adagrad keeps of a parameter before its first step; the others keep nothing."""
+    first = group["initial_accumulator_value"]
+    return {"step": torch.tensor(0.0), "sum": torch.full_like(tensor.detach(), first)}
+
+
 def write(store: Store, lanes: Iterable[Lane], state: Mapping[int, Mapping[str, Any]]) -> None:
     """Give the servers this state. One worker calls it, while the others wait; blocks."""
     for lane in lanes:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from windlass.engines.cluster import connect
 from windlass.errors import UsageError
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
 from windlass.torch.buckets import BUCKET_BYTES
+from windlass.torch.joining import store_for
 from windlass.torch.shared_model import SharedModel, TrainingOptions
 from windlass.types import Sequential
 from windlass.worker.store import Store
@@ -32,7 +32,7 @@ def wrap(
     (`wl.connect()`). `name` begins the names of the keys; without one it is "model", then "model-2" and so on.
     """
     options = TrainingOptions(name or "", bucket_bytes, True, find_unused_parameters)
-    return Wrapped(model, store if store is not None else connect(), options)
+    return Wrapped(model, store_for(store, "wl.torch.wrap(model{})"), options)
 
 
 class Wrapped(nn.Module):
