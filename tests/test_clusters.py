@@ -182,6 +182,7 @@ def test_ctrl_c_in_the_middle_of_a_call_leaves_a_store_that_works(tmp_path):
             signal.signal(signal.SIGINT, signal.default_int_handler)
             store = wl.Store()
             store.create("w", np.zeros(300_000, np.int64), update="add")
+            store.pushpull("w", np.ones(300_000, np.int64))  # compiles the kernel: calls are to be struck, not numba
             is_over = threading.Event()
 
             def strike():

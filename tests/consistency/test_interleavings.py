@@ -8,7 +8,7 @@ from windlass.testing.explorer import Limits, explore
 from windlass.testing.network import Shots
 from windlass.types import Bounded, Eventual, Sequential
 
-NUM_BATCHES = 8
+NUM_BATCHES = 5
 SEEDS_PER_BATCH = 400
 SOAK_SEEDS = 100_000
 
