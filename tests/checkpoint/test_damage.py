@@ -37,7 +37,7 @@ def held(path: Path, name: str, lo: int, hi: int) -> set[tuple[str, int]]:
         for key, saved in Reader(path).keys.items()
         for number, slot in enumerate(saved.slots)
         for array in slot.arrays
-        if slot.file == name and array.begin < hi and lo < array.begin + array.nbytes
+        if slot.file == name and array.nbytes and array.begin < hi and lo < array.begin + array.nbytes
     }
 
 

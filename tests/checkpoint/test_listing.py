@@ -80,6 +80,18 @@ def test_a_newest_that_is_damaged_is_not_passed_over_in_silence(tmp_path):
     assert check_whole(tmp_path) == 3
 
 
+def test_what_lies_beside_a_manifest_that_cannot_be_read_is_not_swept_away(tmp_path):
+    for step in (1, 2):
+        save(tmp_path, step)
+    folder = tmp_path / "step-000001"
+    whole = (folder / "manifest.json").read_bytes()
+    (folder / "manifest.json").write_bytes(whole.replace(b'"step":1', b'"step":3'))
+    (folder / "unfinished").touch()
+    save(tmp_path, 3, keep=1)
+    (folder / "manifest.json").write_bytes(whole)  # somebody mends it, and all is there
+    assert check_whole(folder) == 1
+
+
 def test_one_that_was_never_finished_does_not_count(tmp_path):
     save(tmp_path, 1)
     (tmp_path / "step-000002").mkdir()

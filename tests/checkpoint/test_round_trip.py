@@ -48,6 +48,8 @@ def test_any_arrays_and_meta_come_back_bit_for_bit(slots, shard_bytes):
         found = reader.slot(key.name, number)
         check_same(found.arrays, arrays)
         assert found.meta == meta
+    kept = [array for slot in reader.keys[key.name].slots for array in slot.arrays]
+    assert all(array.begin % np.dtype(array.dtype).itemsize == 0 for array in kept)  # as readers that map files want it
 
 
 @pytest.mark.parametrize("kind", ["path", "file://", "memory://"])

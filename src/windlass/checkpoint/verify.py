@@ -68,12 +68,12 @@ def _differs(reader: Reader, file: SavedFile, array: SavedArray) -> bool:
 def _slots(
     reader: Reader, file: SavedFile, is_hit: Callable[[SavedArray], bool] = lambda array: True
 ) -> tuple[tuple[str, int], ...]:
-    """The slots in this file of which an array is concerned."""
+    """The slots in this file of which an array is concerned; one without bytes cannot be."""
     return tuple(
         (name, number)
         for name, key in reader.keys.items()
         for number, slot in enumerate(key.slots)
-        if slot.file == file.name and any(map(is_hit, slot.arrays))
+        if slot.file == file.name and any(array.nbytes and is_hit(array) for array in slot.arrays)
     )
 
 
