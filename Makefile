@@ -36,8 +36,16 @@ demo: $(VENV)/.demo
 	@$(FASHION_MNIST)
 	$(BIN)/windlass demo $(ARGS)
 
+# Tests that watch the clock or kill processes go first, before torch is loaded: once it is, every cluster loads it too,
+# which takes 1.6 s. The others can run two at a time, by whole files: `make test JOBS=2`.
+ALONE := bench cli/test_run.py cli/test_run_ends.py cli/test_status.py consistency/test_real_processes.py engines \
+	examples/test_stragglers.py test_clusters.py trace transport
+ALONE := $(addprefix tests/,$(ALONE))
+JOBS ?= 0
+
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(ALONE)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ALONE:%=--ignore=%)
 
 check: $(VENV)/.ready
 	$(BIN)/ruff check src tests bench examples
