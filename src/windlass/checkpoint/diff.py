@@ -43,15 +43,15 @@ class Difference:
         return not (self.added or self.removed or self.changed or self.one_sided or moved)
 
 
-def diff(before: Reader, after: Reader, on_key: Callable[[str], object] = lambda key: None) -> Difference:
-    """Compare two checkpoints. Blocks while it reads both; it holds one slot of each at a time, or one array of each
-    where their slots differ. Raises DamagedCheckpoint for what cannot be compared."""
+def diff(before: Reader, after: Reader, on_bytes: Callable[[int], object] = lambda count: None) -> Difference:
+    """Compare two checkpoints. Blocks while it reads both, and calls `on_bytes` now and then with the bytes read since.
+    It holds one array of a slot of each at a time, or of a whole key where their slots differ. Raises DamagedCheckpoint
+    where bytes are not as they were written."""
     shared = [name for name in before.keys if name in after.keys]
     changed: dict[str, list[tuple[str, str, str]]] = {}
     arrays: list[ArrayDifference] = []
     one_sided: list[tuple[str, str, str]] = []
     for name in shared:
-        on_key(name)
         old, new = before.keys[name], after.keys[name]
         if fields := _fields(old, new):
             changed[name] = fields
@@ -60,7 +60,7 @@ def diff(before: Reader, after: Reader, on_key: Callable[[str], object] = lambda
             if part not in theirs:
                 one_sided.append((name, part, before.path))
             elif theirs[part] == (dtype, elements):
-                arrays.append(_compare(before, after, name, part, elements))
+                arrays.append(_compare(before, after, name, part, on_bytes))
         one_sided += [(name, part, after.path) for part in theirs if part not in ours]
     return Difference(
         added=tuple(name for name in after.keys if name not in before.keys),
@@ -87,10 +87,14 @@ def _names(key: SavedKey) -> dict[str, tuple[str, int]]:
     return found
 
 
-def _compare(before: Reader, after: Reader, key: str, part: str, elements: int) -> ArrayDifference:
+def _compare(
+    before: Reader, after: Reader, key: str, part: str, on_bytes: Callable[[int], object]
+) -> ArrayDifference:
     is_bfloat16 = part == "value" and before.keys[key].spec.dtype == "bfloat16"
-    differing, largest = 0, 0.0
+    elements, differing, largest = 0, 0, 0.0
     for a, b in _pairs(before, after, key, part):
+        elements += a.size
+        on_bytes(a.nbytes + b.nbytes)
         is_other = a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}")
         if not is_other.any():
             continue
@@ -102,9 +106,8 @@ def _compare(before: Reader, after: Reader, key: str, part: str, elements: int) 
 def _pairs(before: Reader, after: Reader, key: str, part: str) -> Iterator[tuple[Array, Array]]:
     if _sizes(before.keys[key], part) == _sizes(after.keys[key], part):
         for number in range(len(before.keys[key].slots)):
-            old, new = before.slot(key, number).arrays, after.slot(key, number).arrays
-            if part in old:
-                yield old[part].reshape(-1), new[part].reshape(-1)
+            if any(array.name == part for array in before.keys[key].slots[number].arrays):
+                yield before.part(key, number, part).reshape(-1), after.part(key, number, part).reshape(-1)
     else:
         yield before.array(key, part).reshape(-1), after.array(key, part).reshape(-1)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from windlass.checkpoint.folder import Folder
 from windlass.checkpoint.listing import find
-from windlass.checkpoint.manifest import MANIFEST, Manifest, SavedArray, SavedKey, SavedSlot, unseal
+from windlass.checkpoint.manifest import MANIFEST, Manifest, SavedArray, SavedKey, SavedSlot, SlotEntry, unseal
 from windlass.errors import ClusterError, DamagedCheckpoint, UsageError
 from windlass.types import Array
 
@@ -42,25 +42,24 @@ class Reader:
 
     def slot(self, key: str, number: int) -> SavedSlot:
         """What one slot was made of. The arrays may be read-only."""
-        saved = self._key(key)
-        if not 0 <= number < len(saved.slots):
-            raise UsageError(f"'{key}' has slots 0 to {len(saved.slots) - 1} in '{self.path}', asked for {number}")
-        entry = saved.slots[number]
+        entry = self._entry(key, number)
         arrays = {array.name: self._read(entry.file, array, f"slot {number} of '{key}'") for array in entry.arrays}
         return SavedSlot(arrays, entry.meta)
+
+    def part(self, key: str, number: int, name: str) -> Array:
+        """One array of one slot. It may be read-only."""
+        entry = self._entry(key, number)
+        for array in entry.arrays:
+            if array.name == name:
+                return self._read(entry.file, array, f"slot {number} of '{key}'")
+        known = ", ".join(array.name for array in entry.arrays)
+        raise UsageError(f"'{key}' has no '{name}' in '{self.path}'; it has {known}")
 
     def array(self, key: str, name: str = "value") -> Array:
         """One array of all slots of a key: its value, in the key's shape, or flat the one of this name that its updater
         keeps. A bfloat16 value comes as its bits, uint16."""
         saved = self._key(key)
-        parts = []
-        for number, entry in enumerate(saved.slots):
-            found = [array for array in entry.arrays if array.name == name]
-            if not found:
-                known = ", ".join(array.name for array in entry.arrays)
-                raise UsageError(f"'{key}' has no '{name}' in '{self.path}'; it has {known}")
-            parts.append(self._read(entry.file, found[0], f"slot {number} of '{key}'").reshape(-1))
-        whole = np.concatenate(parts)
+        whole = np.concatenate([self.part(key, number, name).reshape(-1) for number in range(len(saved.slots))])
         return whole.reshape(saved.spec.shape) if name == "value" else whole
 
     def _key(self, key: str) -> SavedKey:
@@ -68,6 +67,12 @@ class Reader:
             known = ", ".join(f"'{name}'" for name in sorted(self.keys)) or "none"
             raise UsageError(f"no key '{key}' in '{self.path}'; it has {known:.200}")
         return self.keys[key]
+
+    def _entry(self, key: str, number: int) -> SlotEntry:
+        slots = self._key(key).slots
+        if not 0 <= number < len(slots):
+            raise UsageError(f"'{key}' has slots 0 to {len(slots) - 1} in '{self.path}', asked for {number}")
+        return slots[number]
 
     def _read(self, file: str, array: SavedArray, where: str) -> Array:
         end = array.begin + array.nbytes

@@ -141,14 +141,8 @@ def diff(before: str, after: str) -> int:
     """Show what differs; the exit status: 1 if anything does."""
     old, new = Reader(before), Reader(after)
     with _bar() as progress:
-        task = progress.add_task("", total=sum(reader.manifest.nbytes for reader in (old, new)))
-
-        def begin(key: str) -> None:
-            sizes = (slot.arrays for reader in (old, new) for slot in reader.keys[key].slots)
-            progress.update(task, description=key)
-            progress.advance(task, sum(array.nbytes for arrays in sizes for array in arrays))
-
-        found = compare(old, new, begin)
+        task = progress.add_task("comparing", total=sum(reader.manifest.nbytes for reader in (old, new)))
+        found = compare(old, new, lambda count: progress.advance(task, count))
     console = Console(highlight=False)
     for mark, reader in (("-", old), ("+", new)):
         when = reader.manifest.created.astimezone().strftime("%Y-%m-%d %H:%M:%S")
