@@ -35,15 +35,15 @@ def membership(number: int, *workers: Incarnation) -> Received:
 def server(*, has_value: bool = True) -> ServerState:
     state = ServerState(ME, Heap(), ServerConfig(join=m.Join(role=Role.SERVER, pid=0, addresses=()), manager=()))
     state.handle(membership(1, W0, W1), 0)
-    state.handle(Received(MANAGER, m.Place(key=KEY, spec=SPEC, slots=(ME,))), 0)
+    state.handle(Received(MANAGER, m.Place(key=KEY, spec=SPEC, chains=((ME,),))), 0)
     if has_value:
-        init = m.Init(request=1, key=KEY, pieces=WHOLE)
+        init = m.Init(request=1, key=KEY, shard=0, pieces=WHOLE)
         state.handle(Received(W0, init, (np.zeros(4096).view(np.uint8),)), 0)
     return state
 
 
 def push(who: Incarnation, clock: int, value: float = 1.0, pull: int = 0, pieces=WHOLE) -> Received:
-    message = m.Push(key=KEY, clock=clock, since=0, part=0, parts=1, pieces=pieces, pull=pull)
+    message = m.Push(key=KEY, shard=0, clock=clock, since=0, part=0, parts=1, pieces=pieces, pull=pull)
     return Received(who, message, (np.full(4096, value).view(np.uint8),))
 
 
@@ -67,8 +67,8 @@ def test_resent_push_is_acked_again_but_counted_once():
     state.handle(push(W0, 1), 0)
     assert sent(state.handle(push(W0, 1), 0), m.Ack) == []  # staged: not applied, so not acknowledged
     state.handle(push(W1, 1), 0)
-    assert sent(state.handle(push(W0, 1), 0), m.Ack) == [(W0, m.Ack(key=KEY, clock=1))]
-    assert state.keys[KEY].slots[0].dense.block.array.view(np.float64)[0] == 2.0
+    assert sent(state.handle(push(W0, 1), 0), m.Ack) == [(W0, m.Ack(key=KEY, shard=0, clock=1))]
+    assert state.keys[KEY].shards[0].slots[0].dense.block.array.view(np.float64)[0] == 2.0
 
 
 def test_a_push_that_leaves_a_gap_is_not_counted_and_not_acknowledged():
@@ -82,8 +82,8 @@ def test_a_departed_workers_whole_push_counts_and_the_round_closes_without_waiti
     state = server()
     state.handle(push(W0, 1, 5.0), 0)
     state.handle(membership(2, W1), 0)
-    assert (W1, m.Ack(key=KEY, clock=1)) in sent(state.handle(push(W1, 1, 7.0), 0), m.Ack)
-    assert state.keys[KEY].slots[0].dense.block.array.view(np.float64)[0] == 12.0
+    assert (W1, m.Ack(key=KEY, shard=0, clock=1)) in sent(state.handle(push(W1, 1, 7.0), 0), m.Ack)
+    assert state.keys[KEY].shards[0].slots[0].dense.block.array.view(np.float64)[0] == 12.0
 
 
 def test_whoever_has_left_the_generation_is_refused_and_never_acknowledged():
@@ -97,14 +97,14 @@ def test_whoever_has_left_the_generation_is_refused_and_never_acknowledged():
 def test_whoever_is_ahead_of_our_generation_is_heard_when_we_catch_up():
     state = server()
     newcomer = Incarnation(3)
-    assert sent(state.handle(Received(newcomer, m.Attach(request=7, key=KEY)), 0), m.Done) == []
+    assert sent(state.handle(Received(newcomer, m.Attach(request=7, key=KEY, shard=0)), 0), m.Done) == []
     effects = state.handle(membership(2, W0, W1, newcomer), 0)
     assert sent(effects, m.Done) == [(newcomer, m.Done(request=7, detail=0))]
 
 
 def test_if_rank_zero_dies_before_its_first_value_the_next_rank_is_asked_for_one():
     state = server(has_value=False)
-    assert sent(state.handle(Received(W1, m.Attach(request=3, key=KEY)), 0), m.Done) == []
+    assert sent(state.handle(Received(W1, m.Attach(request=3, key=KEY, shard=0)), 0), m.Done) == []
     effects = state.handle(membership(2, W1), 0)
     assert sent(effects, m.Done) == [(W1, m.Done(request=3, detail=-1))]
 
@@ -123,21 +123,22 @@ def test_a_pinned_value_is_not_written_until_its_reader_lets_go():
     state.handle(push(W1, 3), 0)
     state.handle(LinkUp(W0), 0)
     state.handle(push(W0, 3), 0)
-    assert state.keys[KEY].slots[0].dense.block.array.view(np.float64)[0] == 6.0
+    assert state.keys[KEY].shards[0].slots[0].dense.block.array.view(np.float64)[0] == 6.0
 
 
 def test_pieces_that_do_not_fit_are_answered_with_what_is_wrong():
     state = server()
     for pieces, text in [
-        (((7, 0, 4096),), "slot 7 of 'w' is not held here"),
+        (((7, 0, 4096),), "slot 7 of 'w' is not in shard 0"),
         (((0, 0, 5000),), "elements [0, 5000) are outside slot 0 of 'w', which has 4096"),
         (((0, 0, 10),), "slot 0 expected 80 bytes, got 32768"),
         (((0, 0, 10), (0, 10, 20)), "2 pieces came with 1 buffers"),
     ]:
         [(who, ack)] = sent(state.handle(push(W0, 1, pieces=pieces), 0), m.Ack)
         assert (who, ack.error) == (W0, text)
-    [(_, pulled)] = sent(state.handle(Received(W0, m.Pull(pull=1, key=KEY, clock=0, pieces=((3, 0, 1),))), 0), m.Pulled)
-    assert pulled.error == "slot 3 of 'w' is not held here"
+    pull = m.Pull(pull=1, key=KEY, shard=0, clock=0, pieces=((3, 0, 1),))
+    [(_, pulled)] = sent(state.handle(Received(W0, pull), 0), m.Pulled)
+    assert pulled.error == "slot 3 of 'w' is not in shard 0"
     assert len(sent(state.handle(push(W0, 1), 0) + state.handle(push(W1, 1), 0), m.Ack)) == 2
 
 

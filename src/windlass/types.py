@@ -1,7 +1,7 @@
 """The nouns that every part shares: plain data, no behaviour beyond checking itself.
 
 Words are those of docs/concepts.md. A *value* is what a key holds; it is cut into *slots*, each at most
-`chunk_bytes` long, and a slot is what placement assigns to a server.
+`chunk_bytes` long. A *shard* is a run of slots: what placement assigns to a chain of servers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ KeyId = NewType("KeyId", int)
 
 MANAGER = Incarnation(0)
 """The manager answers to this number, whichever process it is; its term tells one from the next."""
+
+Chain = tuple[Incarnation, ...]
+"""The servers that hold a shard: its head, then its replicas in the order in which updates reach them."""
 
 Bytes = npt.NDArray[np.uint8]
 Array = npt.NDArray[Any]
@@ -159,6 +162,18 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
     def slot_range(self, slot: int) -> tuple[int, int]:
         lo = slot * self.slot_size
         return lo, min(self.size, lo + self.slot_size)
+
+    def shard_slots(self, shard: int, num_shards: int) -> range:
+        """The slots of one of so many shards: as equal as whole slots allow."""
+        return range(shard * self.num_slots // num_shards, (shard + 1) * self.num_slots // num_shards)
+
+    def shard_of(self, slot: int, num_shards: int) -> int:
+        return ((slot + 1) * num_shards - 1) // self.num_slots
+
+    def shard_range(self, shard: int, num_shards: int) -> tuple[int, int]:
+        """The elements of a shard."""
+        slots = self.shard_slots(shard, num_shards)
+        return self.slot_range(slots.start)[0], self.slot_range(slots.stop - 1)[1]
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):

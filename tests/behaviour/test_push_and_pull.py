@@ -34,7 +34,7 @@ def test_a_value_of_many_chunks_on_several_servers_comes_back_whole(cluster, key
         for step in range(3):
             got = store.pushpull(key, base * (store.rank + 1) * (step + 1))
             totals.append(np.array_equal(got, base * TOTAL * (step + 1)))
-        return totals, len(set(store.status()["keys"][key]["slots"]))
+        return totals, len({chain[0] for chain in store.status()["keys"][key]["shards"]})
 
     for totals, servers in cluster.run(work):
         assert totals == [True, True, True]

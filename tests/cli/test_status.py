@@ -54,7 +54,7 @@ def test_status_tells_nodes_keys_and_clocks_of_a_run(run: subprocess.Popen[str])
     assert all(node["state"] == "alive" for node in nodes.values())
     key = cluster["keys"]["layer/w"]
     assert (key["shape"], key["dtype"], key["update"]) == ([30, 100], "float32", "sgd")
-    held = cluster["servers"][key["slots"][0]]["keys"]["layer/w"]
+    held = cluster["servers"][key["shards"][0][0]]["keys"]["layer/w"]
     assert (held["version"], held["clocks"]) == (3, {"worker-0": 3, "worker-1": 3})
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from windlass.testing.explorer import Limits, explore
 from windlass.testing.network import Shots
 from windlass.types import Bounded, Eventual, Sequential
+
+CALM = Limits(breaks=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0, additions=0, drains=0)
 
 NUM_BATCHES = 5
 SEEDS_PER_BATCH = 400
@@ -34,16 +38,20 @@ def test_every_pull_is_as_promised_whatever_breaks_dies_or_joins(batch: int) -> 
     assert shots.departures > 50
     assert shots.zombies > 50
     assert shots.joins > 40
+    assert shots.crashes > 20
+    assert shots.deposed > 20
+    assert shots.additions > 50
+    assert shots.drains > 50
 
 
 @pytest.mark.parametrize("policy", [Sequential(), Bounded(1), Eventual()])
 def test_every_pull_is_as_promised_when_nothing_goes_wrong(policy: Sequential | Bounded | Eventual) -> None:
-    shots = _explore(range(100), Limits(breaks=0, departures=0, zombies=0, joins=0, consistencies=(policy,)))
+    shots = _explore(range(100), replace(CALM, consistencies=(policy,)))
     assert (shots.lost, shots.resends) == (0, 0)
 
 
 def test_links_that_break_all_the_time_cost_no_push_and_double_none() -> None:
-    shots = _explore(range(200), Limits(breaks=20, departures=0, zombies=0, joins=0))
+    shots = _explore(range(200), replace(CALM, breaks=20))
     assert shots.resends > 300
 
 
@@ -52,11 +60,34 @@ def test_replies_sent_from_where_they_lie_are_not_overwritten_before_they_are_re
 
 
 def test_a_driver_reads_one_and_the_same_round_everywhere() -> None:
-    _explore(range(300), Limits(breaks=0, departures=1, zombies=1, joins=0, readers=1))
+    _explore(range(300), replace(CALM, departures=1, zombies=1, readers=1))
 
 
 def test_a_driver_reads_one_and_the_same_round_everywhere_while_links_break() -> None:
-    _explore(range(300), Limits(servers=(2, 3), breaks=8, departures=0, zombies=0, joins=0, readers=1))
+    _explore(range(300), replace(CALM, servers=(2, 3), breaks=8, readers=1))
+
+
+@pytest.mark.parametrize("batch", range(2))
+def test_servers_that_die_or_are_taken_for_dead_lose_no_push_and_double_none(batch: int) -> None:
+    limits = replace(CALM, servers=(3, 4), replicas=(1, 2), crashes=2, deposed=1, breaks=3, joins=1, readers=1)
+    shots = _explore(range(batch * 500, (batch + 1) * 500), limits)
+    assert shots.crashes > 200
+    assert shots.deposed > 100
+    assert shots.resends > 300
+
+
+def test_workers_and_servers_may_die_together() -> None:
+    limits = replace(CALM, servers=(2, 4), replicas=(1, 2), crashes=2, deposed=1, departures=2, zombies=1, joins=1)
+    shots = _explore(range(500), limits)
+    assert shots.crashes > 150
+    assert shots.departures > 200
+
+
+def test_servers_may_come_and_go_in_the_middle_of_everything() -> None:
+    limits = replace(CALM, servers=(1, 3), replicas=(0, 2), breaks=2, joins=1, additions=2, drains=2, readers=1)
+    shots = _explore(range(500), limits)
+    assert shots.additions > 300
+    assert shots.drains > 200
 
 
 def test_a_seed_repeats_its_run_message_by_message() -> None:
@@ -68,4 +99,8 @@ def test_a_seed_repeats_its_run_message_by_message() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_every_pull_is_as_promised_over_a_long_exploration() -> None:
-    _explore(range(1_000_000, 1_000_000 + SOAK_SEEDS), Limits(breaks=8, departures=2, zombies=2, joins=2))
+    limits = Limits(
+        servers=(2, 4), breaks=8, departures=2, zombies=2, joins=2, crashes=2, deposed=2, readers=1,
+        additions=2, drains=2,
+    )  # fmt: skip
+    _explore(range(1_000_000, 1_000_000 + SOAK_SEEDS), limits)

@@ -80,7 +80,7 @@ def linked(form: str, *, a: TransportOptions | None = None, b: TransportOptions 
 
 
 def ack(clock: int) -> Ack:
-    return Ack(key=KeyId(1), clock=clock)
+    return Ack(key=KeyId(1), shard=0, clock=clock)
 
 
 def private(*values: int, nbytes: int = 64) -> list[Block]:

@@ -31,8 +31,8 @@ from windlass.types import Incarnation, KeyId
 
 LIMITS = FrameLimits(max_meta_bytes=10_000, max_payload_bytes=100_000, max_buffers=50)
 SCRATCH = 4096
-ACK = Ack(key=KeyId(1), clock=2)
-PUSH = Push(key=KeyId(1), clock=2, since=0, part=0, parts=1, pieces=((0, 1, 2),), hyper={"lr": 0.1})
+ACK = Ack(key=KeyId(1), shard=0, clock=2)
+PUSH = Push(key=KeyId(1), shard=0, clock=2, since=0, part=0, parts=1, pieces=((0, 1, 2),), hyper={"lr": 0.1})
 
 
 def frame(message: AnyMessage, *buffers: bytes) -> bytes:
@@ -93,7 +93,7 @@ valid = st.sampled_from([
 @settings(max_examples=100, deadline=None)
 def test_however_a_stream_is_cut_the_same_messages_come_out(sizes: list[list[int]], cuts: list[int]) -> None:
     rng = np.random.default_rng(0)
-    sent = [(Ack(key=KeyId(1), clock=n), [rng.bytes(size) for size in each]) for n, each in enumerate(sizes)]
+    sent = [(Ack(key=KeyId(1), shard=0, clock=n), [rng.bytes(size) for size in each]) for n, each in enumerate(sizes)]
     events = feed(b"".join(frame(message, *buffers) for message, buffers in sent), cuts)
     assert all(isinstance(event, Received) for event in events)
     came = [(event.message, [array.tobytes() for array in event.data]) for event in events]  # type: ignore[union-attr]

@@ -33,15 +33,15 @@ KEY = KeyId(7)
 
 
 def test_a_message_without_data() -> None:
-    golden = "57 4c 01 00  0b 00 00 00  00 00 00 00 00 00 00 00   93  94 a3 41 63 6b 07 03 a0  90  90"
-    assert encode_message(Ack(key=KEY, clock=3)) == bytes.fromhex(golden)
+    golden = "57 4c 01 00  0c 00 00 00  00 00 00 00 00 00 00 00   93  95 a3 41 63 6b 07 00 03 a0  90  90"
+    assert encode_message(Ack(key=KEY, shard=0, clock=3)) == bytes.fromhex(golden)
 
 
 @pytest.mark.parametrize(
     ("message", "golden"),
     [
         (Release(pins=(1, 2)), "92 a7 52 65 6c 65 61 73 65 92 01 02"),
-        (Pull(pull=5, key=KEY, clock=3, pieces=((0, 0, 16),)), "95 a4 50 75 6c 6c 05 07 03 91 93 00 00 10"),
+        (Pull(pull=5, key=KEY, shard=0, clock=3, pieces=((0, 0, 16),)), "96 a4 50 75 6c 6c 05 07 00 03 91 93 00 00 10"),
     ],
 )
 def test_a_message_is_an_array_that_begins_with_its_name(message: AnyMessage, golden: str) -> None:
@@ -49,14 +49,14 @@ def test_a_message_is_an_array_that_begins_with_its_name(message: AnyMessage, go
 
 
 def test_inline_buffers_are_named_by_their_lengths() -> None:
-    golden = "57 4c 01 00  0d 00 00 00  05 00 00 00 00 00 00 00   93  94 a3 41 63 6b 07 03 a0  92 02 03  90"
-    assert encode_message(Ack(key=KEY, clock=3), [2, 3], (), 5) == bytes.fromhex(golden)
+    golden = "57 4c 01 00  0e 00 00 00  05 00 00 00 00 00 00 00   93  95 a3 41 63 6b 07 00 03 a0  92 02 03  90"
+    assert encode_message(Ack(key=KEY, shard=0, clock=3), [2, 3], (), 5) == bytes.fromhex(golden)
 
 
 def test_references_are_named_by_segment_offset_and_length() -> None:
-    meta = "93  94 a3 41 63 6b 07 03 a0  90  91 93 09 cd 10 00 ce 00 01 00 00"
-    golden = f"57 4c 01 00  15 00 00 00  00 00 00 00 00 00 00 00   {meta}"
-    assert encode_message(Ack(key=KEY, clock=3), (), [(9, 4096, 65536)]) == bytes.fromhex(golden)
+    meta = "93  95 a3 41 63 6b 07 00 03 a0  90  91 93 09 cd 10 00 ce 00 01 00 00"
+    golden = f"57 4c 01 00  16 00 00 00  00 00 00 00 00 00 00 00   {meta}"
+    assert encode_message(Ack(key=KEY, shard=0, clock=3), (), [(9, 4096, 65536)]) == bytes.fromhex(golden)
 
 
 def test_control_frames() -> None:
@@ -68,10 +68,10 @@ def test_control_frames() -> None:
 
 
 def test_a_golden_frame_is_read_back() -> None:
-    frame = bytes.fromhex("574c0100 0d000000 0500000000000000 93 94a341636b0703a0 920203 90")
+    frame = bytes.fromhex("574c0100 0e000000 0500000000000000 93 95a341636b070003a0 920203 90")
     kind, meta_bytes, payload_bytes = parse_header(memoryview(frame), 0, FrameLimits())
-    assert (kind, meta_bytes, payload_bytes) == (0, 13, 5)
-    assert decode_message(memoryview(frame)[16:], 5, FrameLimits()) == (Ack(key=KEY, clock=3), [2, 3], [])
+    assert (kind, meta_bytes, payload_bytes) == (0, 14, 5)
+    assert decode_message(memoryview(frame)[16:], 5, FrameLimits()) == (Ack(key=KEY, shard=0, clock=3), [2, 3], [])
 
 
 def test_the_handshake() -> None:

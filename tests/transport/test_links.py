@@ -35,7 +35,8 @@ def test_messages_and_data_go_both_ways(form: str) -> None:
 
 @every_form
 def test_every_field_of_a_message_survives(form: str) -> None:
-    push = Push(key=KeyId(3), clock=9, since=1, part=0, parts=2, pieces=((0, 1, 2), (3, 4, 5)), hyper={"lr": 0.5})
+    pieces = ((0, 1, 2), (3, 4, 5))
+    push = Push(key=KeyId(3), shard=1, clock=9, since=1, part=0, parts=2, pieces=pieces, hyper={"lr": 0.5})
     done = Done(request=1, detail={"a": [1, None, "é", 2.5], "b": b"\0\xff"})
     with linked(form) as (one, two):
         one.send(two, push)

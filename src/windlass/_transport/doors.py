@@ -264,12 +264,16 @@ class Doors:
         self._last_link[link.peer] = link.pedigree.link
         self._hub.opened(link)
 
-    def _failed(self, link: Link, reason: str, *, is_duplicate: bool = False) -> None:
+    def _failed(self, link: Link, reason: str, *, is_duplicate: bool = False, is_slow: bool = False) -> None:
         self._hub.forget(link)
         if not link.is_dialled:
             del self._unproven[link]
             self._listeners.resume()
-            self._warn(f"a caller at {link.where} was turned away: {reason}")
+            text = f"a caller at {link.where} was turned away: {reason}"
+            if is_slow:  # a node that computes and does not look at its links comes back when it does
+                _log.info(text)
+            else:
+                self._warn(text)
             return
         attempt = self._attempts[link.peer]
         attempt.failures.append(f"{link.where}: {reason}")
@@ -288,7 +292,8 @@ class Doors:
         for link in list(self._unproven):
             if link.deadline > now:
                 break
-            self._failed(link, f"it did not prove the cluster token within {self._options.prove_seconds:g} s")
+            reason = f"it did not prove the cluster token within {self._options.prove_seconds:g} s"
+            self._failed(link, reason, is_slow=True)
         if self._listeners.resume_at is not None and self._listeners.resume_at <= now:
             self._listeners.resume()
 

@@ -246,16 +246,17 @@ class SocketHub:
             self._lose(link, f"node {link.peer} broke protocol: {error}")
         except Goodbye as error:
             self._lose(link, f"node {link.peer} hung up: {error}")
-        except EOFError:
-            self._lose(link, f"node {link.peer} closed the connection")
+        except EOFError:  # without a goodbye: on this machine only the end of its process does that
+            self._lose(link, f"node {link.peer} closed the connection", is_death=link.is_local)
         except OSError as error:
-            self._lose(link, f"the connection to node {link.peer} broke: {error.strerror or error}")
+            text = f"the connection to node {link.peer} broke: {error.strerror or error}"
+            self._lose(link, text, is_death=link.is_local)
         else:
             if link.write_error:
                 if came:  # the peer's last words, perhaps why it closed
                     self._again[link] = None
                 else:
-                    self._lose(link, link.write_error)
+                    self._lose(link, link.write_error, is_death=link.is_local)
             elif link.has_pending:
                 self._again[link] = None
 
@@ -327,10 +328,10 @@ class SocketHub:
         self._again.pop(link, None)
         link.close()
 
-    def _lose(self, link: Link, reason: str) -> None:
+    def _lose(self, link: Link, reason: str, *, is_death: bool = False) -> None:
         self.forget(link)
         del self._links[link.peer]
-        self._tell(LinkDown(link.peer, reason))
+        self._tell(LinkDown(link.peer, reason, is_death))
 
     def _say_goodbye(self, link: Link, reason: str) -> None:
         link.outbox.add(encode_goodbye(reason))

@@ -6,6 +6,8 @@ value or by raising: PeerError and Goodbye (inbox.py), EOFError when the peer cl
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import socket
 from collections.abc import Sequence
 from enum import Enum
@@ -62,6 +64,7 @@ class Link:
         self._segments: PeerSegments | None = None
         self._arena: Arena | None = None
         self._announced: set[int] = set()
+        self.is_local = False  # once it is open: whether the peer is on this machine, where no network can part us
 
     def __repr__(self) -> str:
         return f"<Link {self.state.value} node {self.peer} at {self.where}>"
@@ -89,6 +92,7 @@ class Link:
         """The handshake is over: from here on frames are exchanged. `segments`: what the peer shows us, on a Unix link,
         where `arena`'s blocks then go by reference."""
         self.state, self.proving = LinkState.OPEN, None
+        self.is_local = _is_local(self.fd)
         self.inbox, self._segments = inbox, segments
         self._arena = None if segments is None else arena
 
@@ -235,3 +239,11 @@ def _inline(send: Send, lengths: Sequence[int], total: int) -> list[Chunk]:
     if frame:
         chunks.append(frame)
     return chunks
+
+
+def _is_local(fd: int) -> bool:
+    with socket.socket(fileno=os.dup(fd)) as copy:
+        try:
+            return copy.family == socket.AF_UNIX or ipaddress.ip_address(copy.getpeername()[0]).is_loopback
+        except (OSError, ValueError):
+            return False  # it broke meanwhile

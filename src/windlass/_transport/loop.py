@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any, Protocol
 
 from windlass._transport.base import Hub
-from windlass._wire.effects import Dial, Event, Hangup, Later, LinkDown, Log, Received, Recycle, Send, Stop
+from windlass._wire.effects import Dial, Event, Hangup, Later, Leave, LinkDown, Log, Received, Recycle, Send, Stop, Tick
 from windlass.errors import UsageError
 from windlass.types import MANAGER
 
@@ -25,13 +25,19 @@ REDIAL_SECONDS = 0.05
 class Loop:
     """One node. `turn` does a bounded amount of work: the events at hand, then one piece of work put off."""
 
-    def __init__(self, state: State, hub: Hub, name: str) -> None:
+    def __init__(self, state: State, hub: Hub, name: str, tick_seconds: float | None = None) -> None:
         self.state = state
         self.hub = hub
         self.name = name
         self.stopped: str | None = None
         self._later: deque[Later] = deque()
         self._redial: list[tuple[float, Dial]] = []
+        self._tick_seconds = tick_seconds
+        self._next_tick = 0.0
+
+    def leave(self) -> None:
+        """Ask the node to go; it stops when it may. Only from the thread that calls `turn`."""
+        self._perform(Leave())
 
     def turn(self, timeout: float | None) -> bool:
         """Wait up to `timeout` for something to do, and do it. Says whether there was anything."""
@@ -39,6 +45,9 @@ class Loop:
             timeout = 0.0
         elif self._redial:
             timeout = REDIAL_SECONDS if timeout is None else min(timeout, REDIAL_SECONDS)
+        if self._tick_seconds is not None:
+            left = self._tick(self._tick_seconds)
+            timeout = left if timeout is None else min(timeout, left)
         events = self.hub.poll(timeout)
         for event in events:
             self._perform(event)
@@ -47,6 +56,14 @@ class Loop:
             return True
         self._dial_again()
         return bool(events)
+
+    def _tick(self, tick_seconds: float) -> float:
+        """Tell the state machine that time has passed, if it is time for that. Seconds until the next time."""
+        now = time.monotonic()
+        if now >= self._next_tick:
+            self._next_tick = now + tick_seconds
+            self._perform(Tick())
+        return self._next_tick - now
 
     def _perform(self, event: Event) -> None:
         try:

@@ -35,10 +35,12 @@ class LinkUp:
 
 @dataclass(slots=True)
 class LinkDown:
-    """The link to this peer is gone, or could not be made; what was in flight on it may be lost."""
+    """The link to this peer is gone, or could not be made; what was in flight on it may be lost. `is_death`: and the
+    peer's process is known to be gone, or to have closed the link itself for good."""
 
     peer: Incarnation
     reason: str
+    is_death: bool = False
 
 
 @dataclass(slots=True)
@@ -61,7 +63,12 @@ class Later:
     work: Any
 
 
-Event = Received | LinkUp | LinkDown | Sent | Tick | Later
+@dataclass(slots=True)
+class Leave:
+    """This node is asked to go, and has some time for it."""
+
+
+Event = Received | LinkUp | LinkDown | Sent | Tick | Leave | Later
 
 # --- effects --------------------------------------------------------------------------------------------------------
 

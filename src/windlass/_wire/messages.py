@@ -1,16 +1,18 @@
 """Every message that nodes exchange, in one place. docs/protocol.md gives their bytes.
 
 A message names things; the bytes it speaks of travel beside it as *data*: one buffer per piece, in order. A *piece*
-is `(slot, lo, hi)`: elements lo to hi of a slot, counted from the slot's own start.
+is `(slot, lo, hi)`: elements lo to hi of a slot, counted from the slot's own start. A *shard* is a run of a key's slots
+that one chain of servers holds; the first of the chain is its head, and speaks for it.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import msgspec
 
-from windlass.types import Incarnation, KeyId, KeySpec, Node, Role
+from windlass.types import Chain, Incarnation, KeyId, KeySpec, Node, Role
 
 Piece = tuple[int, int, int]
 
@@ -31,13 +33,27 @@ class Join(Message, frozen=True):
     rank: int = -1
 
 
+class Move(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """From this generation on, this chain holds the shard; an empty one: nobody does, it is lost. The last of it brings
+    `learner`, if there is one, up to date."""
+
+    key: KeyId
+    shard: int
+    chain: Chain
+    learner: Incarnation = Incarnation(0)
+    is_settled: bool = False  # the old head has paused: the new one may speak at once
+
+
 class Membership(Message, frozen=True):
-    """Manager to every node: the generation and its members. A node acts on nothing else."""
+    """Manager to every node: the generation, its members, and the shards that have moved since the one before. A node
+    acts on nothing else. `dead` are those whose end is certain; others who are missing may only have been silent."""
 
     term: int
     number: int
     nodes: tuple[Node, ...]
     reason: str
+    moves: tuple[Move, ...] = ()
+    dead: tuple[Incarnation, ...] = ()
 
 
 class Abort(Message, frozen=True):
@@ -64,12 +80,14 @@ class Lookup(Message, frozen=True):
 
 
 class Declared(Message, frozen=True):
-    """Manager to worker: the key's number and the server of each slot."""
+    """Manager to worker: the key's number and the chain of each shard, as of this generation."""
 
     request: int
     key: KeyId
     spec: KeySpec
-    slots: tuple[Incarnation, ...]
+    chains: tuple[Chain, ...]
+    term: int = 0
+    number: int = 0
 
 
 class Forget(Message, frozen=True):
@@ -81,15 +99,15 @@ class Forget(Message, frozen=True):
 
 
 class Place(Message, frozen=True):
-    """Manager to server: you hold some slots of this key. Safe to repeat."""
+    """Manager to server: you hold some shards of this key. Safe to repeat."""
 
     key: KeyId
     spec: KeySpec
-    slots: tuple[Incarnation, ...]
+    chains: tuple[Chain, ...]
 
 
 class Placed(Message, frozen=True):
-    """Server to manager: the key's slots are ready (error: they cannot be made)."""
+    """Server to manager: the key's shards are ready (error: they cannot be made)."""
 
     key: KeyId
     error: str = ""
@@ -110,6 +128,13 @@ class Refused(Message, frozen=True):
     reason: str
 
 
+class Misplaced(Message, frozen=True):
+    """Server to anyone: I do not hold this shard, in the generation that I know of. Ask its head, in a moment."""
+
+    key: KeyId
+    shard: int
+
+
 # --- the data path --------------------------------------------------------------------------------------------------
 
 
@@ -118,6 +143,7 @@ class Init(Message, frozen=True):
 
     request: int
     key: KeyId
+    shard: int
     pieces: tuple[Piece, ...]
 
 
@@ -127,37 +153,42 @@ class Write(Message, frozen=True):
 
     request: int
     key: KeyId
+    shard: int
     pieces: tuple[Piece, ...]
     write: int
 
 
 class Commit(Message, frozen=True):
-    """Driver to keeper, keeper to the key's servers: after round `round`, which the keeper names, make write number
-    `write` of `writer` the value. Each server answers the writer with Done; again, if it is asked again."""
+    """Driver to keeper, keeper to the other heads (`is_passed_on`): after round `round`, which the keeper names, make
+    write number `write` of `writer` the value. Each shard answers the writer with Done and its number; again, if it is
+    asked again."""
 
     request: int
     key: KeyId
     writer: Incarnation
     write: int
     round: int = -1
+    is_passed_on: bool = False
 
 
 class Attach(Message, frozen=True):
     """Worker to keeper: I begin to use this key; at which clock do I start? Done's detail is the clock. The answer
-    waits for the first value, so that no push can come before it. Then to the key's other servers, with that clock:
-    count me from here on."""
+    waits for the first value, so that no push can come before it. Then to the heads of the other shards, with that
+    clock: count me from here on."""
 
     request: int
     key: KeyId
+    shard: int
     clock: int = -1
 
 
 class Push(Message, frozen=True):
-    """Worker to server: part `part` of `parts` of my push number `clock` on this key. A push without pieces still
-    counts: it is the notice that tells a server of a push that does not touch it. With `pull` not 0 the answer is
+    """Worker to head: part `part` of `parts` of my push number `clock` on this shard. A push without pieces still
+    counts: it is the notice that tells a shard of a push that does not touch it. With `pull` not 0 the answer is
     Pulled, under that id, for the same pieces; else it is Ack."""
 
     key: KeyId
+    shard: int
     clock: int
     since: int
     part: int
@@ -168,32 +199,35 @@ class Push(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """Server to worker: everything of your push `clock` on this key that is mine to hold is applied, and all before
-    it (error: it was refused, and changed nothing)."""
+    """Head to worker: your push `clock` on this shard is applied and replicated, and all before it (error: it was
+    refused, and changed nothing)."""
 
     key: KeyId
+    shard: int
     clock: int
     error: str = ""
 
 
 class Pull(Message, frozen=True):
-    """Worker to server: read these pieces as they are after my first `clock` pushes."""
+    """Worker to head: read these pieces as they are after my first `clock` pushes."""
 
     pull: int
     key: KeyId
+    shard: int
     clock: int
     pieces: tuple[Piece, ...]
 
 
 class Read(Message, frozen=True):
-    """Driver to keeper, keeper to the key's servers: send `reader` these pieces as they are after round `round`, which
-    the keeper names: its newest. The answer is Pulled; pieces that another server holds are passed over."""
+    """Driver to keeper, keeper to the other heads (`is_passed_on`): send `reader` these pieces as they are after round
+    `round`, which the keeper names: its newest. The answer is Pulled; pieces of others' shards are passed over."""
 
     pull: int
     key: KeyId
     reader: Incarnation
     pieces: tuple[Piece, ...]
     round: int = -1
+    is_passed_on: bool = False
 
 
 class Pulled(Message, frozen=True):
@@ -225,10 +259,11 @@ class Hold(Message, frozen=True):
 
 
 class Staged(Message, frozen=True):
-    """Server to keeper: in this generation I hold all pieces of round `round` from these workers, and every live
+    """Head to keeper: in this generation the shard has all pieces of round `round` from these workers, and every live
     worker is among them."""
 
     key: KeyId
+    shard: int
     round: int
     term: int
     number: int
@@ -236,11 +271,145 @@ class Staged(Message, frozen=True):
 
 
 class Close(Message, frozen=True):
-    """Keeper to servers: round `round` is closed with exactly these members."""
+    """Keeper to the head of another shard: round `round` is closed with exactly these members."""
 
     key: KeyId
+    shard: int
     round: int
     members: tuple[Incarnation, ...]
+
+
+class Kind(Enum):
+    """What an entry of a shard's log does."""
+
+    ROUND = "round"  # reduced pieces, applied once: round `clock` of `members`
+    PUSH = "push"  # the same: part `part` of `parts` of push `clock` of `who`
+    FIRST = "first"  # pieces of the first value
+    WRITE = "write"  # pieces that the driver set
+    START = "start"  # `who` is counted from `clock` on
+    RESTORE = "restore"  # one slot becomes what `meta` and the arrays `names` say
+
+
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """What one entry is, beside its data."""
+
+    kind: Kind
+    clock: int = 0
+    who: Incarnation = Incarnation(0)
+    part: int = 0
+    parts: int = 1
+    members: tuple[Incarnation, ...] = ()
+    hyper: dict[str, float] | None = None
+    error: str = ""
+    names: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    meta: dict[str, Any] | None = None
+
+
+class Replicate(Message, frozen=True):
+    """To the next of a shard's chain: part `part` of entry `index` of its log; the last one says what the entry is.
+    Accepted only from one's own predecessor, and only in order. `pins` as in Pulled."""
+
+    key: KeyId
+    shard: int
+    index: int
+    part: int
+    pieces: tuple[Piece, ...]
+    entry: LogEntry | None = None
+    pins: tuple[int, ...] = ()
+
+
+class Replicated(Message, frozen=True):
+    """Back up the chain: I, and all after me, have the log up to `index`. With `resumes`: and send me what follows."""
+
+    key: KeyId
+    shard: int
+    index: int
+    resumes: bool = False
+
+
+class Ready(Message, frozen=True):
+    """Learner to the last of the chain: show me the shard, from the beginning."""
+
+    key: KeyId
+    shard: int
+
+
+class Show(Message, frozen=True):
+    """To the learner: what a shard counts, after entry `index` of its log. Its slots follow, and its entries. `lesson`
+    numbers the attempts: what belongs to an earlier one is void."""
+
+    key: KeyId
+    shard: int
+    lesson: int
+    index: int
+    counts: dict[str, Any]
+
+
+class ShowSlot(Message, frozen=True):
+    """To the learner: array `name` of a slot as it is after entry `index`; the last one completes it. `pins` as in
+    Pulled."""
+
+    key: KeyId
+    shard: int
+    lesson: int
+    slot: int
+    index: int
+    name: str
+    dtype: str
+    is_last: bool
+    meta: dict[str, Any]
+    pins: tuple[int, ...] = ()
+
+
+class Shown(Message, frozen=True):
+    """To the learner: that was all. And its answer: I have it. From then on the chain waits for it."""
+
+    key: KeyId
+    shard: int
+    lesson: int
+    is_answer: bool = False
+
+
+class Recruited(Message, frozen=True):
+    """The last of a chain to the manager, in this generation: the learner has all that the chain has, and the chain
+    waits for it."""
+
+    key: KeyId
+    shard: int
+    learner: Incarnation
+    term: int
+    number: int
+
+
+class Settle(Message, frozen=True):
+    """Manager to the head of a shard: pause, until a generation tells who goes on."""
+
+    key: KeyId
+    shard: int
+
+
+class Settled(Message, frozen=True):
+    """The answer, in this generation: I speak for the shard no more, and all of its chain have all of its log."""
+
+    key: KeyId
+    shard: int
+    term: int
+    number: int
+
+
+class Drain(Message, frozen=True):
+    """Driver to manager, or server to manager about itself: move everything away from this server, then let it go."""
+
+    request: int
+    server: Incarnation
+
+
+class Beat(Message, frozen=True):
+    """Server to server, and to the manager: I am here. `sent` is the sender's clock, and comes back in the answer."""
+
+    sent: float
+    is_answer: bool = False
 
 
 # --- looking --------------------------------------------------------------------------------------------------------
@@ -299,6 +468,7 @@ AnyMessage = (
     | Placed
     | Done
     | Refused
+    | Misplaced
     | Init
     | Write
     | Commit
@@ -312,6 +482,17 @@ AnyMessage = (
     | Hold
     | Staged
     | Close
+    | Replicate
+    | Replicated
+    | Ready
+    | Show
+    | ShowSlot
+    | Shown
+    | Recruited
+    | Settle
+    | Settled
+    | Drain
+    | Beat
     | Inspect
     | Dump
     | Dumped

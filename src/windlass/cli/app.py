@@ -75,6 +75,9 @@ def run(
     ] = None,
     servers: Servers = 1,
     workers: Workers = 1,
+    replicas: Annotated[
+        int, typer.Option(min=0, metavar="K", help="On how many servers more every value is: so many may die.")
+    ] = 0,
     transport: Transport = "auto",
     consistency: Annotated[
         str,
@@ -98,14 +101,21 @@ def run(
     from windlass.cli.run import Job, check_script, parse_consistency
     from windlass.cli.run import run as run_job
     from windlass.engines.config import Options
+    from windlass.engines.processes import check_replicas
     from windlass.trace.collector import check_path
 
     with _reported(context):
+        check_replicas(replicas, servers)
         job = Job(
             servers=servers,
             workers=workers,
             transport=transport,
-            options=Options(consistency=parse_consistency(consistency), timeout=timeout, trace=check_path(trace)),
+            options=Options(
+                consistency=parse_consistency(consistency),
+                timeout=timeout,
+                trace=check_path(trace),
+                replicas=replicas,
+            ),
             script=check_script(script, arguments or [], is_module=is_module),
         )
         status = run_job(job)

@@ -74,25 +74,34 @@ def _nodes(cluster: dict[str, Any]) -> Table:
 
 def _keys(cluster: dict[str, Any], keys: dict[str, Any]) -> Table:
     table = _table(
-        "key", "value", "update", "consistency", "slots", "version", "memory", "waiting",
+        "key", "value", "update", "consistency", "shards", "version", "memory", "waiting",
         right=("version", "memory", "waiting"),
     )  # fmt: skip
     for name, key in keys.items():
         held = {server: said["keys"][name] for server, said in cluster["servers"].items() if name in said["keys"]}
-        slots = Counter(server.removeprefix("server-") for server in key["slots"])
-        keeper = held.get(key["slots"][0])
+        keeper = held.get(next(iter(key["shards"][0]), ""))
         parts = ("value_bytes", "state_bytes", "staged_bytes")
         table.add_row(
             f"[bold]{escape(name)}[/bold]",
             f"{key['dtype']} {'×'.join(map(str, key['shape'])) or 'scalar'}",
             f"{key['reduce']}, {key['update']}",
             _policy(key["consistency"]),
-            " ".join(f"{count}@{server}" for server, count in slots.items()),
+            _places(key["shards"], key["replicas"]),
             str(keeper["version"]) if keeper else "?",
             amount(sum(one[part] for one in held.values() for part in parts)),
             str(sum(one["waiting_pulls"] for one in held.values())),
         )
     return table
+
+
+def _places(shards: list[list[str]], replicas: int) -> str:
+    """How many shards each server is the head of, and what is missing."""
+    heads = Counter(chain[0].removeprefix("server-") for chain in shards if chain)
+    told = " ".join(f"{count}@{server}" for server, count in heads.items())
+    lost = sum(not chain for chain in shards)
+    lacking = sum(bool(chain) and len(chain) <= replicas for chain in shards)
+    told += f" [yellow]{lacking} under-replicated[/yellow]" if lacking else f" ×{replicas + 1}" if replicas else ""
+    return f"{told} [red]{lost} lost[/red]".strip() if lost else told
 
 
 def _policy(text: str) -> str:

@@ -1,14 +1,14 @@
-"""Sequential rounds: staging on every server, closing by the keeper.
+"""Sequential rounds: staging on every shard, closing by the keeper.
 
-A *contribution* is what one worker pushed for one round on one server; it may come in several parts. A contribution is
-*whole* when all its parts are here. A server whose live workers have all made whole contributions reports so to the
-keeper; the keeper closes a round once every server of the key has reported, with the workers that are whole on all of
+A *contribution* is what one worker pushed for one round on one shard; it may come in several parts. A contribution is
+*whole* when all its parts are here. A shard whose live workers have all made whole contributions reports so to the
+keeper; the keeper closes a round once every shard of the key has reported, with the workers that are whole on all of
 them. So a worker that died in the middle of a push counts everywhere or nowhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from windlass.types import Bytes, Generation, Incarnation
@@ -34,7 +34,7 @@ class Contribution:
 
 
 class Rounds:
-    """What one server has staged of one key. `closed` rounds are decided; the next open one is closed + 1."""
+    """What is staged of one shard. `closed` rounds are decided; the next open one is closed + 1."""
 
     def __init__(self, closed: int = 0) -> None:
         self.closed = closed
@@ -55,23 +55,32 @@ class Rounds:
     def whole(self, round: int) -> tuple[Incarnation, ...]:
         return tuple(who for who, made in self._staged.get(round, {}).items() if made.is_whole)
 
-    def is_ready(self, live: Collection[Incarnation]) -> bool:
-        """Whether every live worker's contribution to the next round is whole here."""
-        staged = self._staged.get(self.closed + 1)
-        if not staged or len(staged) < len(live):
-            return False
+    def has(self, round: int, members: Iterable[Incarnation]) -> bool:
+        """Whether the contributions of all of these are whole here."""
+        staged = self._staged.get(round, {})
+        return all(who in staged and staged[who].is_whole for who in members)
+
+    def is_ready(self, live: Collection[Incarnation], received: Mapping[Incarnation, int]) -> bool:
+        """Whether every live worker's contribution to the next round is whole here. Who is deemed to have made that
+        round's push already, because it joined later, owes none."""
+        round = self.closed + 1
+        staged = self._staged.get(round, {})
         for who in live:
             made = staged.get(who)
-            if made is None or not made.is_whole:
+            if made is None:
+                if received.get(who, 0) < round:
+                    return False
+            elif not made.is_whole:
                 return False
-        return True
+        return bool(live)
 
     def close(self, members: tuple[Incarnation, ...]) -> dict[Incarnation, Contribution]:
-        """Close the next round with exactly these members; gives their contributions. The rest is dropped."""
+        """Close the next round with exactly these members; gives their contributions, as far as they are here. The
+        rest is dropped."""
         self.closed += 1
-        self.members = {self.closed: members}
+        self.members = {self.closed - 1: self.members.get(self.closed - 1, ()), self.closed: members}
         staged = self._staged.pop(self.closed, {})
-        return {who: staged[who] for who in members}
+        return {who: staged[who] for who in members if who in staged}
 
     def waiting_acks(self) -> list[tuple[Incarnation, int]]:
         """Who waits for the acknowledgement of which open round."""
@@ -87,24 +96,24 @@ class Rounds:
 
 
 class Keeper:
-    """Collects the servers' reports on one key and decides when its next round closes."""
+    """Collects the reports of one key's shards and decides when its next round closes."""
 
-    def __init__(self, servers: Iterable[Incarnation]) -> None:
-        self.servers = frozenset(servers)
-        self._reports: dict[Incarnation, tuple[int, Generation, frozenset[Incarnation]]] = {}
+    def __init__(self, num_shards: int) -> None:
+        self._num_shards = num_shards
+        self._reports: dict[int, tuple[int, Generation, frozenset[Incarnation]]] = {}
 
-    def report(self, server: Incarnation, round: int, generation: Generation, members: Iterable[Incarnation]) -> None:
-        self._reports[server] = (round, generation, frozenset(members))
+    def report(self, shard: int, round: int, generation: Generation, members: Iterable[Incarnation]) -> None:
+        self._reports[shard] = (round, generation, frozenset(members))
 
     def verdict(self, round: int, generation: Generation) -> frozenset[Incarnation] | None:
-        """The members of this round, if every server has reported it in this generation; else None.
+        """The members of this round, if every shard has reported it in this generation; else None.
 
         A report of an older generation does not count: a worker that has left since may have been half staged
         elsewhere, and only a report made after its departure is final about it.
         """
         members: frozenset[Incarnation] | None = None
-        for server in self.servers:
-            report = self._reports.get(server)
+        for shard in range(self._num_shards):
+            report = self._reports.get(shard)
             if report is None or report[0] != round or report[1] != generation:
                 return None
             members = report[2] if members is None else members & report[2]

@@ -97,6 +97,8 @@ class Doubts:
         def hear(answer: Any, data: tuple[Bytes, ...], error: Exception | None, number: int = request.number) -> None:
             self._asked[number] = answer is not None and "first value" in str(answer.detail)
 
+        if request.peer is None:
+            return None
         ask = Request(request.peer, lambda n: m.Inspect(request=n, key=message.key), hear)
         self._client._perform(self._client.state.handle(Submit(ask), time.monotonic()))
         return None

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from windlass.engines.config import NodeConfig, Options, from_environment, open_store
-from windlass.engines.processes import ProcessEngine, check_transport
+from windlass.engines.processes import ProcessEngine, check_replicas, check_transport
 from windlass.engines.threads import ThreadEngine
 from windlass.errors import UsageError
 from windlass.server.state import ServerState
@@ -28,8 +28,10 @@ class Cluster:
 
     `engine="processes"` (the default) forks real processes on this machine; `"threads"` runs the same nodes as
     threads. `transport` is "shm" (shared memory), "tcp" or "tls" (then with `tls=(certfile, keyfile, cafile)`).
-    Other options are those of StoreOptions: consistency, deterministic, check_finite, timeout, warn_seconds,
-    chunk_bytes; and `link_bytes_per_second`, which no link over TCP exceeds in either direction. Not thread-safe.
+    With `replicas=k` every value is on k servers more, and up to k may die at the same time without a loss;
+    `lease_seconds` is how long a silent one is waited for. Other options are those of StoreOptions: consistency,
+    deterministic, check_finite, timeout, warn_seconds, chunk_bytes; and `link_bytes_per_second`, which no link over TCP
+    exceeds in either direction. Not thread-safe.
     """
 
     def __init__(
@@ -45,12 +47,11 @@ class Cluster:
     ) -> None:
         if not (isinstance(servers, int) and isinstance(workers, int)) or servers < 1 or workers < 1:
             raise UsageError(f"a cluster expects at least 1 server and 1 worker, got {servers!r} and {workers!r}")
-        if replicas:
-            raise UsageError(f"replicas expects 0 in this version, got {replicas}: servers are not replicated yet")
+        check_replicas(replicas, servers)
         self.num_servers, self.num_workers = servers, workers
         state = options.pop("_server_state", None)
         has_workers = options.pop("_has_workers", True)
-        chosen = _options(consistency, options)
+        chosen = _options(consistency, options | {"replicas": replicas})
         self._is_open = True
         self._engine: ProcessEngine | ThreadEngine
         if engine == "threads" and transport != "auto":
@@ -96,6 +97,21 @@ class Cluster:
         self._check_open()
         said = self.store()._manager_says()["nodes"]
         return [_node(one) for one in said]
+
+    def add_server(self) -> str:
+        """Start one more server and give its name; shards move to it while everything goes on. Blocks until it has
+        joined. May be called from another thread while `run` is under way."""
+        self._check_open()
+        name = self._engine.add_server()
+        self.num_servers += 1
+        return name
+
+    def remove_server(self, name: str) -> None:
+        """Have a server hand over all that it holds and end it. Blocks until it has left. May be called from another
+        thread while `run` is under way. SIGTERM to a server does the same."""
+        self._check_open()
+        self._engine.remove_server(name)
+        self.num_servers -= 1
 
     def _check_open(self) -> None:
         if not self._is_open:

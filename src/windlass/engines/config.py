@@ -44,8 +44,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tls: tuple[str, str, str] | None = None
     link_bytes_per_second: int = 0
     trace: str = ""  # where the launcher writes it
+    replicas: int = 0
+    lease_seconds: float = 3.0
+    notice_seconds: float = 30.0
+
+    @property
+    def tick_seconds(self) -> float:
+        """How often a server or the manager looks at the clock: often enough for several beats within half a lease."""
+        return self.lease_seconds / 16
 
     def for_store(self) -> StoreOptions:
+        if not isinstance(self.lease_seconds, int | float) or not self.lease_seconds > 0:
+            raise UsageError(f"lease_seconds expects seconds above 0, got {self.lease_seconds!r}")
         rate = self.link_bytes_per_second
         if not isinstance(rate, int) or rate < 0:
             raise UsageError(f"link_bytes_per_second expects a whole number, 0 for no limit, got {rate!r}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import importlib
+import math
 import os
 import pickle
 import queue
+import signal
 import threading
+import time
 import traceback
 from typing import Any
 
@@ -47,32 +50,48 @@ def run_manager(channel: Channel, config: bytes) -> None:
     with open_hub(MANAGER, node) as hub:
         state = ManagerState(
             ManagerConfig(
-                num_servers=node.num_servers, num_workers=node.num_workers, pid=os.getpid(), addresses=hub.addresses
+                num_servers=node.num_servers,
+                num_workers=node.num_workers,
+                pid=os.getpid(),
+                addresses=hub.addresses,
+                replicas=node.options.replicas,
+                lease_seconds=node.options.lease_seconds,
             )
         )
         channel.send(hub.addresses)
-        _run(Loop(state, hub, "manager"), channel)
+        _run(Loop(state, hub, "manager", node.options.tick_seconds), channel)
 
 
 def run_server(channel: Channel, config: bytes) -> None:
-    """Hold slots until the channel closes."""
+    """Hold shards until the channel closes, or until SIGTERM and everything is handed over."""
     node = msgspec.msgpack.decode(config, type=NodeConfig)
     me = fresh_incarnation()
     with open_hub(me, node) as hub:
         join = Join(role=node.role, pid=os.getpid(), addresses=hub.addresses, rank=node.rank)
         kind: type[ServerState] = _load(node.state) if node.state else ServerState
         recorder = open_recorder(node.record, me)
-        state = make_server(kind, me, hub.memory, ServerConfig(join=join, manager=node.manager), recorder)
+        server = ServerConfig(join=join, manager=node.manager, lease_seconds=node.options.lease_seconds)
+        state = make_server(kind, me, hub.memory, server, recorder)
         hub.dial(MANAGER, node.manager)
         try:
-            _run(Loop(state, hub, f"server-{node.rank}"), channel)
+            loop = Loop(state, hub, f"server-{node.rank}", node.options.tick_seconds)
+            _run(loop, channel, node.options.notice_seconds)
         finally:
             if recorder is not None:
                 recorder.close()
 
 
-def _run(loop: Loop, channel: Channel) -> None:
-    is_over = threading.Event()
+def _run(loop: Loop, channel: Channel, notice_seconds: float = 0.0) -> None:
+    """Turn the loop until the channel closes, or the node has stopped. With a notice, SIGTERM asks the node to leave,
+    and ends it when the notice is over."""
+    is_over, is_asked, deadline = threading.Event(), threading.Event(), math.inf
+
+    def ask(*_: object) -> None:
+        is_asked.set()
+        loop.hub.wake()
+
+    if notice_seconds:
+        signal.signal(signal.SIGTERM, ask)
 
     def watch() -> None:  # nobody sends on a node's channel: readable means closed
         channel.readable(None)
@@ -81,8 +100,12 @@ def _run(loop: Loop, channel: Channel) -> None:
 
     gc.set_threshold(50_000, 20, 100)  # messages are no cycles: looking for some every few rounds is wasted
     threading.Thread(target=watch, name="windlass-watch", daemon=True).start()
-    while not is_over.is_set() and loop.stopped is None:
+    while not is_over.is_set() and loop.stopped is None and time.monotonic() < deadline:
         loop.turn(None)
+        if is_asked.is_set():
+            is_asked.clear()
+            deadline = min(deadline, time.monotonic() + notice_seconds)
+            loop.leave()
 
 
 def _load(path: str) -> Any:

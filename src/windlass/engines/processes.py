@@ -16,7 +16,7 @@ import cloudpickle
 import msgspec
 
 from windlass._wire.effects import Send
-from windlass._wire.messages import Abort
+from windlass._wire.messages import Abort, Drain
 from windlass.engines._children import ChannelClosed, Child, ForkServer
 from windlass.engines._finished import Finished
 from windlass.engines.config import NodeConfig, Options, announce, open_store
@@ -70,6 +70,7 @@ class ProcessEngine:
         except EOFError:
             raise ClusterError("the manager died while it started; its traceback is on stderr") from None
         self._beacon = announce(self.config(Role.DRIVER, -1))
+        self._num_spawned_servers = servers
         for rank in range(servers):
             self._spawn(f"server-{rank}", "run_server", Role.SERVER, rank)
         if self._has_workers:
@@ -108,13 +109,33 @@ class ProcessEngine:
         for name in names:
             child = self.children[name]
             while not child.channel.readable(0.05):
-                dead = next((other for other in self.children.values() if other.poll() is not None), None)
+                needed = [self.children[other] for other in ("manager", *names)]
+                needed += [] if self._driver is not None else list(self.children.values())  # at first: everybody
+                dead = next((other for other in needed if other.poll() is not None), None)
                 if dead is not None:
                     raise ClusterError(f"{_died(dead)} while the cluster started; its traceback is on stderr")
             try:
                 self._members[name] = child.channel.recv()
             except EOFError:
                 raise ClusterError(f"{_died(child)} before it joined; its traceback is on stderr") from None
+
+    def add_server(self) -> str:
+        rank = self._num_spawned_servers
+        self._num_spawned_servers += 1
+        child = self._spawn(f"server-{rank}", "run_server", Role.SERVER, rank)
+        driver = self.driver()
+        while (
+            not any(node["pid"] == child.pid for node in driver._manager_says()["nodes"])
+            or not driver._client.state.is_joined
+        ):
+            if child.poll() is not None:
+                raise ClusterError(f"{_died(child)} before it joined; its traceback is on stderr")
+            time.sleep(0.01)
+        return child.name
+
+    def remove_server(self, name: str) -> None:
+        drain(self.driver(), name)
+        self.children[name].wait(5.0)
 
     def driver(self) -> DriverStore:
         """The driver's own handle, made at the first call."""
@@ -226,9 +247,29 @@ def _died(child: Child) -> str:
     return f"{child.name} (pid {child.pid}) exited with status {code}"
 
 
+def check_replicas(replicas: int, servers: int) -> None:
+    if not isinstance(replicas, int) or not 0 <= replicas < servers:
+        raise UsageError(
+            f"replicas expects a whole number below the number of servers ({servers}), got {replicas!r}: "
+            "every copy is on a server of its own"
+        )
+
+
 def check_transport(transport: str) -> str:
     if transport == "auto":
         return "shm"
     if transport not in ("shm", "tcp", "tls"):
         raise UsageError(f"transport expects 'auto', 'shm', 'tcp' or 'tls', got {transport!r}")
     return transport
+
+
+def drain(driver: DriverStore, name: str) -> None:
+    """Have a server hand over all that it holds, and leave. Blocks."""
+    client = driver._client
+    alive = [node for node in driver._manager_says()["nodes"] if node["state"] == "alive"]
+    servers = {node["name"]: node["incarnation"] for node in alive}
+    if name not in servers or not name.startswith("server-"):
+        known = ", ".join(sorted(one for one in servers if one.startswith("server-")))
+        raise UsageError(f"remove_server('{name}'): there is no such server (servers: {known})")
+    what = f"remove_server('{name}')"
+    client.request(MANAGER, lambda n: Drain(request=n, server=servers[name]), what)

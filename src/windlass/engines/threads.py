@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from windlass._wire.messages import Abort, Join
 from windlass.engines._finished import Doubts, Finished
 from windlass.engines.config import Options, fresh_incarnation
 from windlass.engines.nodes import MEET_SECONDS, Outcome, call
+from windlass.engines.processes import drain
 from windlass.errors import ClusterError
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.server.state import ServerConfig, ServerState
@@ -40,6 +42,7 @@ class ThreadEngine:
         self._workers: list[Store] = []
         self._driver: DriverStore | None = None
         self._runs = 0
+        self._num_added = 0  # servers, ever
         self._is_broken = False
         self._threads: list[threading.Thread] = []
         self._collector = Collector(options.trace) if options.trace else None
@@ -56,20 +59,43 @@ class ThreadEngine:
         servers, workers = self._counts
         hub = self._network.hub(MANAGER)
         self.manager = hub.addresses
-        config = ManagerConfig(num_servers=servers, num_workers=workers, pid=os.getpid(), addresses=hub.addresses)
-        self._serve(Loop(ManagerState(config), hub, "manager"))
+        options = self._options
+        config = ManagerConfig(
+            num_servers=servers, num_workers=workers, pid=os.getpid(), addresses=hub.addresses,
+            replicas=options.replicas, lease_seconds=options.lease_seconds,
+        )  # fmt: skip
+        self._serve(Loop(ManagerState(config), hub, "manager", options.tick_seconds))
         for rank in range(servers):
-            me = fresh_incarnation()
-            hub = self._network.hub(me)
-            join = Join(role=Role.SERVER, pid=os.getpid(), addresses=hub.addresses, rank=rank)
-            server = ServerConfig(join=join, manager=self.manager, local=self._local)
-            recorder = self._recorder(f"server-{rank}", me)
-            if recorder is not None:
-                self._recorders.append(recorder)
-            state = make_server(self._server_state, me, hub.memory, server, recorder)
-            hub.dial(MANAGER, self.manager)
-            self._serve(Loop(state, hub, f"server-{rank}"))
+            self._add_server(rank)
         self._join_workers()
+
+    def _add_server(self, rank: int) -> Incarnation:
+        me = fresh_incarnation()
+        hub = self._network.hub(me)
+        join = Join(role=Role.SERVER, pid=os.getpid(), addresses=hub.addresses, rank=rank)
+        server = ServerConfig(
+            join=join, manager=self.manager, local=self._local, lease_seconds=self._options.lease_seconds
+        )
+        recorder = self._recorder(f"server-{rank}", me)
+        if recorder is not None:
+            self._recorders.append(recorder)
+        state = make_server(self._server_state, me, hub.memory, server, recorder)
+        hub.dial(MANAGER, self.manager)
+        self._serve(Loop(state, hub, f"server-{rank}", self._options.tick_seconds))
+        self._num_added += 1
+        return me
+
+    def add_server(self) -> str:
+        rank = self._num_added
+        me = self._add_server(rank)
+        state = self.driver()._client.state
+        while me not in state.nodes or not state.is_joined:
+            self.driver()._manager_says()
+            time.sleep(0.01)
+        return f"server-{rank}"
+
+    def remove_server(self, name: str) -> None:
+        drain(self.driver(), name)
 
     def _join_workers(self) -> None:
         found: dict[int, Store] = {}
@@ -88,8 +114,10 @@ class ThreadEngine:
 
     def _serve(self, loop: Loop) -> None:
         def run() -> None:
-            while not self._is_over:
+            while not self._is_over and loop.stopped is None:
                 loop.turn(None)
+            if loop.stopped is not None:
+                loop.hub.close()
 
         self._loops.append(loop)
         thread = threading.Thread(target=run, name=f"windlass-{loop.name}", daemon=True)

@@ -1,33 +1,67 @@
-"""Which server holds which slot: the least loaded by bytes, in runs, so that a message to a server covers much."""
+"""Which chain of servers holds which shard: the least loaded by bytes, heads in runs, so that a view covers much."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from windlass.types import Incarnation, KeySpec
+from windlass.types import Chain, Incarnation, KeySpec
+
+SHARDS_PER_SERVER = 4
+"""How finely a large key is cut, at most. More of them balance better when servers come and go; each costs every push
+of its key a message."""
 
 
-def place(spec: KeySpec, load: Mapping[Incarnation, int]) -> tuple[Incarnation, ...]:
-    """The server of each slot of a new key, given the bytes each server holds already.
+@dataclass(slots=True)
+class Load:
+    """Bytes of values on each server: those of which it is the head, and all that it holds."""
 
-    Slots are dealt so that every server ends as near to the same total as whole slots allow; equal servers are taken
-    in the order of `load`. A server's slots are next to each other.
+    heads: dict[Incarnation, int] = field(default_factory=dict)
+    held: dict[Incarnation, int] = field(default_factory=dict)
+
+    def add(self, spec: KeySpec, chains: Sequence[Chain], *, times: int = 1) -> None:
+        for shard, chain in enumerate(chains):
+            self.move(shard_bytes(spec, shard, len(chains)) * times, chain)
+
+    def move(self, nbytes: int, chain: Chain) -> None:
+        for position, server in enumerate(chain):
+            if position == 0:
+                self.heads[server] = self.heads.get(server, 0) + nbytes
+            self.held[server] = self.held.get(server, 0) + nbytes
+
+
+def place(
+    spec: KeySpec, num_shards: int, servers: Sequence[Incarnation], load: Load, replicas: int
+) -> tuple[Chain, ...]:
+    """The chain of each shard of a new key.
+
+    Heads are dealt so that every server ends as near to the same total as whole shards allow; equal servers are taken
+    in the order given. Replicas go to whoever holds least. Where there are too few servers, chains are shorter.
     """
-    order = list(load)
-    totals = dict(load)
-    dealt: dict[Incarnation, int] = dict.fromkeys(order, 0)
-    for slot in range(spec.num_slots):
-        lo, hi = spec.slot_range(slot)
-        lightest = min(order, key=totals.__getitem__)
-        totals[lightest] += max(1, (hi - lo) * spec.itemsize)
+    dealt = dict.fromkeys(servers, 0)
+    totals = {server: load.heads.get(server, 0) for server in servers}
+    for shard in range(num_shards):
+        lightest = min(servers, key=totals.__getitem__)
+        totals[lightest] += shard_bytes(spec, shard, num_shards)
         dealt[lightest] += 1
-    return tuple(server for server in order for _ in range(dealt[server]))
+    heads = [server for server in servers for _ in range(dealt[server])]
+    held = {server: load.held.get(server, 0) for server in servers}
+    for shard, head in enumerate(heads):
+        held[head] += shard_bytes(spec, shard, num_shards)
+    return tuple((head, *_followers(head, servers, held, shard_bytes(spec, shard, num_shards), replicas))
+                 for shard, head in enumerate(heads))  # fmt: skip
 
 
-def load_of(spec: KeySpec, slots: tuple[Incarnation, ...]) -> dict[Incarnation, int]:
-    """Bytes of this value on each server. A zero-size slot counts one byte: it costs its server messages."""
-    load: dict[Incarnation, int] = {}
-    for slot, server in enumerate(slots):
-        lo, hi = spec.slot_range(slot)
-        load[server] = load.get(server, 0) + max(1, (hi - lo) * spec.itemsize)
-    return load
+def _followers(
+    head: Incarnation, servers: Sequence[Incarnation], held: dict[Incarnation, int], nbytes: int, replicas: int
+) -> list[Incarnation]:
+    others = sorted((server for server in servers if server != head), key=held.__getitem__)[:replicas]
+    for server in others:
+        held[server] += nbytes
+    return others
+
+
+def shard_bytes(spec: KeySpec, shard: int, num_shards: int) -> int:
+    """Bytes of a shard's value. A zero-size one counts one byte: it costs its server messages."""
+    lo, hi = spec.shard_range(shard, num_shards)
+    return max(1, (hi - lo) * spec.itemsize)

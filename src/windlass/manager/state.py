@@ -1,19 +1,24 @@
-"""The manager decides who is a member and which server holds which slot. It sees no data.
+"""The manager decides who is a member and which chain of servers holds which shard. It sees no data.
 
 Nodes join and wait; once the expected numbers are here the first generation is published. A node whose link to the
-manager breaks is gone: its process died, or it must rejoin as a new incarnation. Every change of membership is a new
-generation, and every node acts on the newest one only.
+manager breaks is gone: its process died, or it must rejoin as a new incarnation. So is a server that has been silent
+for a lease. Every change of membership is a new generation, and every node acts on the newest one only. When a server
+is gone its chains close up, and the next of each is its head.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from windlass._wire import messages as m
-from windlass._wire.effects import Effect, Event, Hangup, LinkDown, Log, Received, Send
+from windlass._wire.effects import Effect, Event, Hangup, LinkDown, Log, Received, Send, Tick
 from windlass.errors import UsageError
-from windlass.manager.placement import load_of, place
+from windlass.manager.chart import Chart, Charted, Steps
+from windlass.manager.placement import SHARDS_PER_SERVER
 from windlass.types import MANAGER, Generation, Incarnation, KeyId, KeySpec, Node, Role
 
 
@@ -24,13 +29,16 @@ class ManagerConfig:
     pid: int = 0
     addresses: tuple[str, ...] = ()
     term: int = 1
+    replicas: int = 0
+    lease_seconds: float = 3.0
+    shards_per_server: int = SHARDS_PER_SERVER
 
 
 @dataclass(slots=True)
 class _Key:
     id: KeyId
     spec: KeySpec
-    slots: tuple[Incarnation, ...]
+    charted: Charted
     unplaced: set[Incarnation]
     error: str = ""
     is_usage: bool = True  # whether the error is the caller's
@@ -56,16 +64,25 @@ class ManagerState:
         self._drivers: set[Incarnation] = set()
         self._keys: dict[str, _Key] = {}
         self._by_id: dict[KeyId, _Key] = {}
-        self._load: dict[Incarnation, int] = {}  # bytes of values placed on each server
+        self.chart = Chart(config.replicas, config.shards_per_server)
+        self._draining: dict[Incarnation, list[tuple[Incarnation, int]]] = {}  # servers that leave, and who asked
+        self._heard: dict[Incarnation, float] = {}  # when each server was last heard of
+        self._now = 0.0
         self._next_key = 1
         self._early: list[tuple[Incarnation, m.Declare]] = []
 
     def handle(self, event: Event, now: float) -> list[Effect]:
+        self._now = now
+        self.chart.generation = Generation(self.generation.term, self.generation.number + 1)
         match event:
             case Received(peer=peer, message=message):
+                if peer in self._heard:
+                    self._heard[peer] = now
                 return self._on_message(peer, message)
-            case LinkDown(peer=peer, reason=reason):
-                return self._on_link_down(peer, reason)
+            case LinkDown(peer=peer, reason=reason, is_death=is_death):
+                return self._on_gone(peer, reason, is_certain=is_death)
+            case Tick():
+                return self._on_tick()
             case _:
                 return []
 
@@ -83,6 +100,16 @@ class ManagerState:
                 return self._on_forget(peer, message)
             case m.Inspect():
                 return [Send(peer, m.Done(request=message.request, detail=self.describe()))]
+            case m.Recruited():
+                steps = self.chart.recruited(message, peer)
+                return [] if steps is None else self._take(steps, f"{self._name(message.learner)} has joined a chain")
+            case m.Settled():
+                moves = self.chart.settled(message, peer)
+                return [] if moves is None else self._take(Steps(moves), "a shard has another chain")
+            case m.Drain():
+                return self._on_drain(peer, message)
+            case m.Beat():
+                return [Send(peer, m.Beat(sent=message.sent, is_answer=True))]
             case m.Abort():
                 return [Send(node.incarnation, message) for node in self._of(Role.WORKER)]
             case _:
@@ -95,7 +122,8 @@ class ManagerState:
             return [Hangup(peer, "there is one manager already")]
         if join.role is Role.DRIVER:
             self._drivers.add(peer)
-            return [Send(peer, self._membership("the driver joined"))] if self.is_complete else []
+            known = self._membership("the driver joined", self.chart.moves())
+            return [Send(peer, known)] if self.is_complete else []
         if peer in self.nodes:
             return [Send(peer, self._membership("joined again"))] if self.is_complete else []
         if any(node.incarnation == peer for node in self.departed):  # declared dead: it must come as somebody new
@@ -108,7 +136,11 @@ class ManagerState:
         self.nodes[peer] = Node(
             name=name, role=join.role, incarnation=peer, rank=rank, pid=join.pid, addresses=join.addresses
         )
-        return self._publish(f"{name} joined")
+        if join.role is not Role.SERVER:
+            return self._publish(f"{name} joined")
+        self._heard[peer] = self._now
+        self.chart.join(peer, is_late=self.generation.number > 0)
+        return self._take(Steps(), f"{name} joined")
 
     @property
     def is_complete(self) -> bool:
@@ -118,38 +150,128 @@ class ManagerState:
             and len(self._of(Role.WORKER)) >= self.config.num_workers
         )
 
-    def _on_link_down(self, peer: Incarnation, reason: str) -> list[Effect]:
+    def _on_tick(self) -> list[Effect]:
+        """A server that has been silent for a lease is out, whatever it does: it is not heard any more. Not so one that
+        makes room for a key, which may mean to compile, nor one that nobody can replace: it is waited for."""
+        effects: list[Effect] = []
+        busy = {server for key in self._by_id.values() for server in key.unplaced}
+        for peer, heard in list(self._heard.items()):
+            if self._now - heard > self.config.lease_seconds and peer not in busy and self.chart.can_lose(peer):
+                reason = (
+                    f"it has not been heard of for {self._now - heard:.1f} s (lease {self.config.lease_seconds:g} s)"
+                )
+                effects += self._on_gone(peer, reason, is_certain=False)
+                effects.append(Hangup(peer, reason))
+        return effects
+
+    def _on_gone(self, peer: Incarnation, reason: str, *, is_certain: bool) -> list[Effect]:
         self._drivers.discard(peer)
+        self._heard.pop(peer, None)
         node = self.nodes.pop(peer, None)
         if node is None:
             return []
         self.departed.append(node)
-        effects = self._publish(f"{node.name} (pid {node.pid}) is gone: {reason}")
+        text = f"{node.name} (pid {node.pid}) is gone: {reason}"
+        dead = (peer,) if is_certain else ()
+        if node.role is Role.SERVER:
+            farewell = self._answer_drain(peer)
+            effects = [*self._take(Steps(self.chart.lose(peer)), text, dead), *farewell]
+        else:
+            effects = self._publish(text, dead=dead)
         for key in list(self._by_id.values()):
             if peer in key.unplaced:
-                key.is_usage = False
-                key.error = f"{node.name} died before it could hold its part of '{key.spec.name}'"
                 key.unplaced.discard(peer)
+                if not all(key.charted.chains):
+                    key.is_usage = False
+                    key.error = f"{node.name} died before it could hold its part of '{key.spec.name}'"
                 effects += self._answer(key)
         return effects
 
-    def _publish(self, reason: str) -> list[Effect]:
+    def _take(self, steps: Steps, reason: str, dead: tuple[Incarnation, ...] = ()) -> list[Effect]:
+        """Publish these steps, and begin the next ones."""
+        if not self.is_complete:
+            return self._publish(reason)
+        return self._begin(steps, self.chart.plan(), reason, dead)
+
+    def _replan(self) -> list[Effect]:
+        """Something has become possible: begin it, if there is anything to begin."""
+        more = self.chart.plan()
+        return self._begin(Steps(), more, "shards move") if more.moves or more.settles else []
+
+    def _begin(self, steps: Steps, more: Steps, reason: str, dead: tuple[Incarnation, ...] = ()) -> list[Effect]:
+        effects = self._publish(reason, _latest([*steps.moves, *more.moves]), dead)
+        for head, key, shard in (*steps.settles, *more.settles):
+            effects.append(Send(head, m.Settle(key=key, shard=shard)))
+        for server in [server for server in self._draining if not self.chart.holds(server)]:
+            effects += self._let_go(server)
+        return effects
+
+    def _place_learners(self, moves: Sequence[m.Move]) -> list[Effect]:
+        """Tell learners of keys of which they may hold nothing yet."""
+        effects: list[Effect] = []
+        for move in moves:
+            if move.learner:
+                key = self.chart.keys[move.key]
+                effects.append(Send(move.learner, m.Place(key=key.id, spec=key.spec, chains=tuple(key.chains))))
+        return effects
+
+    # --- servers that leave -----------------------------------------------------------------------------------------
+
+    def _on_drain(self, peer: Incarnation, drain: m.Drain) -> list[Effect]:
+        node = self.nodes.get(drain.server)
+        if node is None or node.role is not Role.SERVER:
+            reason = f"there is no server {drain.server} to be removed"
+            return [Send(peer, m.Refused(request=drain.request, is_usage=True, reason=reason))]
+        if not set(self.chart.servers) - self.chart.leaving - {drain.server}:
+            reason = f"{node.name} is the last server: nobody is left to take its shards"
+            return [Send(peer, m.Refused(request=drain.request, is_usage=True, reason=reason))]
+        self._draining.setdefault(drain.server, []).append((peer, drain.request))
+        self.chart.leaving.add(drain.server)
+        return self._take(Steps(), f"{node.name} is leaving")
+
+    def _let_go(self, server: Incarnation) -> list[Effect]:
+        """The server holds nothing any more."""
+        node = self.nodes[server]
+        self._heard.pop(server, None)
+        self.chart.lose(server)
+        farewell = self._publish(f"{node.name} has left", without=server)
+        return [*farewell, *self._answer_drain(server)]
+
+    def _answer_drain(self, server: Incarnation) -> list[Effect]:
+        asked = self._draining.pop(server, [])
+        return [Send(who, m.Done(request=request)) for who, request in asked if request]
+
+    def _publish(
+        self,
+        reason: str,
+        moves: Sequence[m.Move] = (),
+        dead: tuple[Incarnation, ...] = (),
+        without: Incarnation | None = None,
+    ) -> list[Effect]:
+        """A new generation, told to all who are in it, and to whoever leaves with it."""
         if not self.is_complete:
             return [Log("info", f"{reason}; waiting for the rest")]
+        audience = (*self.nodes, *self._drivers)
+        if without is not None:
+            self.departed.append(self.nodes.pop(without))
         is_first = self.generation.number == 0
         self.generation = Generation(self.generation.term, self.generation.number + 1)
-        membership = self._membership(reason)
+        membership = self._membership(reason, moves, dead)
         effects: list[Effect] = [Log("info", f"generation {self.generation}: {reason}")]
-        effects += [Send(peer, membership) for peer in (*self.nodes, *self._drivers)]
+        effects += self._place_learners(moves)
+        effects += [Send(peer, membership) for peer in audience]
         if is_first:
             early, self._early = self._early, []
             for peer, declare in early:
                 effects += self._on_declare(peer, declare)
         return effects
 
-    def _membership(self, reason: str) -> m.Membership:
+    def _membership(
+        self, reason: str, moves: Sequence[m.Move] = (), dead: tuple[Incarnation, ...] = ()
+    ) -> m.Membership:
         nodes = sorted(self.nodes.values(), key=lambda node: (node.role, node.rank))
-        return m.Membership(term=self.generation.term, number=self.generation.number, nodes=tuple(nodes), reason=reason)
+        term, number = self.generation
+        return m.Membership(term=term, number=number, nodes=tuple(nodes), reason=reason, moves=tuple(moves), dead=dead)
 
     def _of(self, role: Role) -> list[Node]:
         return [node for node in self.nodes.values() if node.role is role]
@@ -185,14 +307,13 @@ class ManagerState:
         if not servers:
             reason = f"'{spec.name}' cannot be placed: no server is alive"
             return [Send(peer, m.Refused(request=declare.request, is_usage=False, reason=reason))]
-        slots = place(spec, {server: self._load.get(server, 0) for server in servers})
-        for server, nbytes in load_of(spec, slots).items():
-            self._load[server] = self._load.get(server, 0) + nbytes
-        key = _Key(KeyId(self._next_key), spec, slots, set(slots), waiting=[(peer, declare.request)])
+        charted = self.chart.place(KeyId(self._next_key), spec)
+        holders = {server for chain in charted.chains for server in chain}
+        key = _Key(charted.id, spec, charted, holders, waiting=[(peer, declare.request)])
         self._next_key += 1
         self._keys[spec.name] = self._by_id[key.id] = key
-        order = m.Place(key=key.id, spec=spec, slots=slots)
-        return [Send(server, order) for server in dict.fromkeys(slots)]
+        order = m.Place(key=key.id, spec=spec, chains=tuple(charted.chains))
+        return [Send(server, order) for server in servers if server in holders]
 
     def _on_placed(self, peer: Incarnation, placed: m.Placed) -> list[Effect]:
         key = self._by_id.get(placed.key)
@@ -205,6 +326,8 @@ class ManagerState:
     def _answer(self, key: _Key) -> list[Effect]:
         if key.unplaced:
             return []
+        is_new = not key.charted.is_placed
+        key.charted.is_placed = True
         waiting, key.waiting = key.waiting, []
         effects: list[Effect] = []
         if key.error:
@@ -214,8 +337,12 @@ class ManagerState:
             ]
             return effects + self._drop(key)
         for peer, request in waiting:
-            effects.append(Send(peer, m.Declared(request=request, key=key.id, spec=key.spec, slots=key.slots)))
-        return effects
+            term, number = self.generation
+            declared = m.Declared(
+                request=request, key=key.id, spec=key.spec, chains=tuple(key.charted.chains), term=term, number=number
+            )
+            effects.append(Send(peer, declared))
+        return effects + (self._replan() if is_new else [])
 
     def _on_lookup(self, peer: Incarnation, lookup: m.Lookup) -> list[Effect]:
         key = self._keys.get(lookup.name)
@@ -236,10 +363,9 @@ class ManagerState:
     def _drop(self, key: _Key) -> list[Effect]:
         self._keys.pop(key.spec.name, None)
         self._by_id.pop(key.id, None)
-        for server, nbytes in load_of(key.spec, key.slots).items():
-            self._load[server] -= nbytes
+        self.chart.drop(key.id)
         order = m.Forget(request=0, name=key.spec.name, key=key.id)
-        return [Send(server, order) for server in dict.fromkeys(key.slots) if server in self.nodes]
+        return [Send(node.incarnation, order) for node in self._of(Role.SERVER)]
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -258,7 +384,8 @@ class ManagerState:
                     "reduce": key.spec.reduce.path,
                     "update": key.spec.update.path,
                     "consistency": repr(key.spec.consistency),
-                    "slots": [names[server] for server in key.slots],
+                    "replicas": self.config.replicas,
+                    "shards": [[names[server] for server in chain] for chain in key.charted.chains],
                 }
                 for key in self._keys.values()
             },
@@ -285,3 +412,10 @@ def _difference(known: KeySpec, new: KeySpec) -> str:
         if getattr(known, field) != getattr(new, field)
     ]
     return "; ".join(parts)
+
+
+def _latest(moves: Sequence[m.Move]) -> list[m.Move]:
+    """One move for each shard; it is settled if any of them was."""
+    settled = {(move.key, move.shard) for move in moves if move.is_settled}
+    latest = {(move.key, move.shard): move for move in moves}
+    return [msgspec.structs.replace(move, is_settled=which in settled) for which, move in latest.items()]

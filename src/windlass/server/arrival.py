@@ -1,23 +1,23 @@
-"""A bounded or eventual key: each push is an update of its own, applied on arrival."""
+"""A shard of a bounded or eventual key: each push is an update of its own, applied on arrival."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect
 from windlass.consistency import Admission
 from windlass.consistency.rounds import StagedPiece
-from windlass.server.key import Apply, End, HeldKey, HeldSlot, Members
-from windlass.server.pins import Pins
+from windlass.server.shard import Apply, End, HeldSlot, Host, Routes, Shard
 from windlass.store.dense import DenseSlot
 from windlass.types import Bounded, Incarnation
 
 
-class ArrivalKey(HeldKey):
-    def __init__(
-        self, place: m.Place, me: Incarnation, slots: dict[int, DenseSlot], members: Members, pins: Pins
-    ) -> None:
-        super().__init__(place, me, slots, members, pins)
+class ArrivalShard(Shard):
+    def __init__(self, place: m.Place, number: int, slots: dict[int, DenseSlot], routes: Routes, host: Host) -> None:
+        super().__init__(place, number, slots, routes, host)
         self._seen: dict[Incarnation, set[int]] = {}  # parts that are here of each worker's next push
+        self._ended: dict[Incarnation, set[int]] = {}  # those of them that are applied, and in an entry
 
     def first_clock(self) -> int:
         return self.clocks.lowest(self.members.live)[0]
@@ -32,16 +32,48 @@ class ArrivalKey(HeldKey):
         return admission
 
     def accept(self, peer: Incarnation, push: m.Push, staged: list[StagedPiece]) -> list[Effect]:
-        seen = self._seen.setdefault(peer, set())
-        seen.add(push.part)
         divisor = max(1, len(self.members.live))
         which = (peer, push.clock)
-        units: list[Apply | End] = [Apply(piece[0], [piece], divisor, push.hyper, which) for piece in staged]
-        if len(seen) == push.parts:
-            del self._seen[peer]
-            self.clocks.received[peer] = push.clock
-            units.append(End(which, (peer,), () if push.pull else (peer,)))
-        return self.queue(units)
+        entry = m.LogEntry(
+            kind=m.Kind.PUSH, who=peer, clock=push.clock, part=push.part, parts=push.parts, hyper=push.hyper
+        )
+        is_whole = self._count(entry)
+        end = End(which, (peer,) if is_whole else (), (peer,) if is_whole and not push.pull else (), entry)
+        return self.queue([*(Apply(piece[0], [piece], divisor, push.hyper, which) for piece in staged), end])
+
+    def _count(self, entry: m.LogEntry) -> bool:
+        """One part more of somebody's next push is here. Whether it was the last."""
+        seen = self._seen.setdefault(entry.who, set())
+        seen.add(entry.part)
+        if len(seen) < entry.parts:
+            return False
+        del self._seen[entry.who]
+        self.clocks.received[entry.who] = entry.clock
+        return True
+
+    def counts(self) -> dict[str, Any]:
+        return super().counts() | {"seen": {who: sorted(parts) for who, parts in self._ended.items()}}
+
+    def learn_counts(self, counts: dict[str, Any]) -> None:
+        super().learn_counts(counts)
+        self._seen = {Incarnation(who): set(parts) for who, parts in counts["seen"].items()}
+        self._ended = {who: set(parts) for who, parts in self._seen.items()}
+
+    def follow_push(self, entry: m.LogEntry) -> list[End]:
+        self.clocks.start(entry.who, entry.clock - 1)
+        is_whole = self._count(entry)
+        return [End((entry.who, entry.clock), (entry.who,) if is_whole else (), (), entry, is_followed=True)]
+
+    def demote(self) -> None:
+        super().demote()
+        self._seen = {who: set(parts) for who, parts in self._ended.items()}
+
+    def end(self, end: End) -> list[Effect]:
+        if end.members:
+            self._ended.pop(end.push[0], None)
+        else:
+            self._ended.setdefault(end.push[0], set()).add(end.entry.part)
+        return super().end(end)
 
     def applied(self, slot: HeldSlot, unit: Apply) -> None:
         pass  # a pull speaks of whole pushes, so it waits for End
@@ -56,6 +88,7 @@ class ArrivalKey(HeldKey):
         for who in [who for who in self.clocks.applied if who not in self.members.live]:
             self.clocks.leave(who)
             self._seen.pop(who, None)
+            self._ended.pop(who, None)
         effects = super().on_members()
         for slot in self.slots.values():
             effects += self.answer_waiting(slot)

@@ -13,14 +13,14 @@ class Pins:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._next = 1
+        self.next = 1
         self._held: dict[int, tuple[Incarnation, Block]] = {}
         self._readers: dict[int, int] = {}  # id(block) -> how many pins hold it
         self._retired: dict[int, Block] = {}  # blocks that no slot uses any more, kept for their readers
 
     def pin(self, reader: Incarnation, block: Block) -> int:
-        pin = self._next
-        self._next += 1
+        pin = self.next
+        self.next += 1
         self._held[pin] = (reader, block)
         self._readers[id(block)] = self._readers.get(id(block), 0) + 1
         return pin
@@ -43,8 +43,10 @@ class Pins:
         if retired is not None:
             self._memory.free(retired)
 
-    def release_all(self, reader: Incarnation, but: Collection[int] = ()) -> None:
-        for pin in [pin for pin, (who, _) in self._held.items() if who == reader and pin not in but]:
+    def release_all(self, reader: Incarnation, but: Collection[int] = (), before: int | None = None) -> None:
+        """Let go of all that this reader has, but for these and for those made later."""
+        end = self.next if before is None else before
+        for pin in [pin for pin, (who, _) in self._held.items() if who == reader and pin not in but and pin < end]:
             self.release(pin)
 
     def retire(self, block: Block | None) -> None:

@@ -1,14 +1,16 @@
-"""A sequential key: pushes are staged until the keeper closes their round, then applied once, members in rank order."""
+"""A shard of a sequential key: pushes are staged until the keeper closes their round, then applied once, members in
+rank order."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from windlass._wire import messages as m
-from windlass._wire.effects import Effect, Later, Send
+from windlass._wire.effects import Effect, Later, Log, Send
 from windlass.consistency import YES, Admission, Keeper, Rounds, Verdict
-from windlass.consistency.rounds import StagedPiece
+from windlass.consistency.rounds import Contribution, StagedPiece
 from windlass.consistency.verdict import who_lacks
-from windlass.server.key import ROUND, Apply, End, HeldKey, HeldSlot, Members, Order
-from windlass.server.pins import Pins
+from windlass.server.shard import ROUND, Apply, End, HeldSlot, Host, Order, Routes, Shard, Start
 from windlass.store.dense import DenseSlot
 from windlass.types import Generation, Incarnation
 
@@ -17,15 +19,20 @@ class Advance:
     """Work without data: look again whether the next round is complete."""
 
 
-class SequentialKey(HeldKey):
-    def __init__(
-        self, place: m.Place, me: Incarnation, slots: dict[int, DenseSlot], members: Members, pins: Pins
-    ) -> None:
-        super().__init__(place, me, slots, members, pins)
+class SequentialShard(Shard):
+    keeper_kind: type[Keeper] = Keeper
+
+    def __init__(self, place: m.Place, number: int, slots: dict[int, DenseSlot], routes: Routes, host: Host) -> None:
+        super().__init__(place, number, slots, routes, host)
         self.rounds = Rounds()
-        self.reports = Keeper(self.servers) if self.keeper == me else None
+        self._reports = self.keeper_kind(self.num_shards)  # used by the keeper alone
         self._gone: list[Incarnation] = []  # departed workers whose last push is in a round that is being applied
+        self._reported = 0  # the last round that the keeper was told of
         self._ahead: list[Order] = []  # the keeper's orders for rounds that are not closed here yet
+
+    @property
+    def is_keeper(self) -> bool:
+        return self.number == 0
 
     def first_clock(self) -> int:
         return self.rounds.closed
@@ -67,18 +74,36 @@ class SequentialKey(HeldKey):
 
     # --- closing rounds ---------------------------------------------------------------------------------------------
 
+    def on_head(self) -> list[Effect]:
+        return self.advance()
+
     def on_server_back(self, server: Incarnation) -> list[Effect]:
-        """The link to another server is open again: say again what it may have missed. A keeper is at most one round
-        ahead of the others."""
-        if server == self.keeper:
+        """A keeper is at most one round ahead of the others."""
+        if server == self.routes.keeper:
             return self.advance()
-        closed = self.rounds.closed
-        if self.reports is None or server not in self.servers or closed not in self.rounds.members:
+        if not self.is_keeper:
             return []
-        return [Send(server, m.Close(key=self.id, round=closed, members=self.rounds.members[closed]))]
+        mine = range(1, self.num_shards)
+        return [close for shard in mine if self.routes.head(shard) == server for close in self._close_again(shard)]
+
+    def _close_again(self, shard: int) -> list[Effect]:
+        closed, head = self.rounds.closed, self.routes.head(shard)
+        members = self.rounds.members.get(closed)
+        if members is None or head is None or (closed != self.version and not self.log.is_last):
+            return []  # in the last case it is told when our chain knows of it
+        return [Send(head, m.Close(key=self.id, shard=shard, round=closed, members=members))]
 
     def is_round_ready(self) -> bool:
-        return self.rounds.is_ready(self.members.live)
+        return self.speaks and self.rounds.is_ready(self.members.live, self.clocks.received)
+
+    @property
+    def speaks(self) -> bool:
+        """A pause begins between two rounds. While the keeper may count on what is staged here, another head would not
+        have what a worker gave before it died."""
+        return self.log.is_head and (not self.is_pausing or self._reported == self.rounds.closed + 1)
+
+    def settle(self) -> list[Effect]:
+        return [] if self.speaks else super().settle()
 
     def advance(self) -> list[Effect]:
         """Close the next round, or report to its keeper, if everything for it is here."""
@@ -86,36 +111,47 @@ class SequentialKey(HeldKey):
             return []
         round = self.rounds.closed + 1
         whole = self.rounds.whole(round)
-        if len(self.servers) == 1:
+        if self.num_shards == 1:
             return self.close(round, whole)
-        generation = self.members.generation
-        report = m.Staged(key=self.id, round=round, term=generation.term, number=generation.number, members=whole)
-        return [Send(self.keeper, report)] if self.reports is None else self.staged(self.me, report)
+        term, number = self.members.generation
+        self._reported = round
+        report = m.Staged(key=self.id, shard=self.number, round=round, term=term, number=number, members=whole)
+        if self.is_keeper:
+            return self.staged(report)
+        keeper = self.routes.keeper
+        return [] if keeper is None else [Send(keeper, report)]
 
-    def staged(self, server: Incarnation, report: m.Staged) -> list[Effect]:
-        """Keeper: a server has everything of a round. A round closed already is told again: the word was lost."""
-        if self.reports is None:
-            return []
+    def staged(self, report: m.Staged) -> list[Effect]:
+        """Keeper: a shard has everything of a round. A round closed already is told again: the word was lost."""
         if report.round <= self.rounds.closed:
-            members = self.rounds.members.get(report.round)
-            if members is None or server == self.me:
-                return []
-            return [Send(server, m.Close(key=self.id, round=report.round, members=members))]
-        self.reports.report(server, report.round, Generation(report.term, report.number), report.members)
+            is_last = report.round == self.rounds.closed and report.shard != self.number
+            return self._close_again(report.shard) if is_last else []
+        self._reports.report(report.shard, report.round, Generation(report.term, report.number), report.members)
         if report.round != self.rounds.closed + 1:
             return []
-        agreed = self.reports.verdict(report.round, self.members.generation)
+        agreed = self._reports.verdict(report.round, self.members.generation)
         if agreed is None:
             return []
-        close = m.Close(key=self.id, round=report.round, members=tuple(agreed))
-        effects: list[Effect] = [Send(other, close) for other in self.servers if other != self.me]
-        return effects + self.close(report.round, close.members)
+        members = tuple(agreed)
+        # A round is closed once the keeper's chain knows of it: then no other end of it can be decided. Where nobody
+        # comes after the keeper, that is now.
+        told = self._tell_closed(report.round, members) if self.log.is_last else []
+        return told + self.close(report.round, members)
+
+    def _tell_closed(self, round: int, members: tuple[Incarnation, ...]) -> list[Effect]:
+        return [
+            Send(head, m.Close(key=self.id, shard=shard, round=round, members=members))
+            for shard in range(1, self.num_shards) if (head := self.routes.head(shard)) is not None
+        ]  # fmt: skip
 
     def close(self, round: int, members: tuple[Incarnation, ...]) -> list[Effect]:
-        """The round is decided: queue its update for every slot here. Safe to repeat."""
-        if round != self.rounds.closed + 1:
+        """The round is decided: queue its update for every slot here. Safe to repeat. Who became the head after the
+        old one had reported does not have everything yet: it reports when it has, and is told again."""
+        if round != self.rounds.closed + 1 or not self.rounds.has(round, self.members.live.keys() & set(members)):
             return []
-        made = self.rounds.close(tuple(sorted(members, key=self.members.rank)))
+        ranked = tuple(sorted(members, key=self.members.rank))
+        made = self.rounds.close(ranked)
+        effects = self._warn_of_missing(round, ranked, made)
         for who in made:
             if who not in self.members.live:  # its last word
                 self._gone.append(who)
@@ -129,10 +165,12 @@ class SequentialKey(HeldKey):
             for one in made.values():
                 for piece in one.pieces:
                     by_slot[piece[0]].append(piece)
-        effects = self.queue(
+        entry = m.LogEntry(kind=m.Kind.ROUND, clock=round, members=ranked, hyper=hyper)
+        acks = tuple(who for who, one in made.items() if one.wants_ack)
+        effects += self.queue(
             [
-                *(Apply(number, pieces, len(made), hyper, push) for number, pieces in by_slot.items()),
-                End(push, tuple(made), tuple(who for who, one in made.items() if one.wants_ack)),
+                *(Apply(number, pieces, len(ranked), hyper, push) for number, pieces in by_slot.items()),
+                End(push, ranked, acks, entry),
             ]
         )
         if self._ahead:
@@ -140,8 +178,56 @@ class SequentialKey(HeldKey):
             for order in ahead:
                 effects += self.schedule(order)
         if self.is_round_ready():
-            effects.append(Later((self.id, Advance())))
+            effects.append(Later((self.id, self.number, Advance())))
         return effects
+
+    def _warn_of_missing(
+        self, round: int, members: tuple[Incarnation, ...], made: dict[Incarnation, Contribution]
+    ) -> list[Effect]:
+        """A worker and the head of this shard died in the same round, which other shards had closed: what the worker
+        gave to this one died with the head."""
+        if len(made) == len(members):
+            return []
+        lo, hi = self.spec.shard_range(self.number, self.num_shards)
+        who = ", ".join(self.members.name(one) for one in members if one not in made)
+        text = (
+            f"round {round} of '{self.spec.name}' lacks what {who} gave to elements [{lo}, {hi}): it died with a server"
+        )
+        return [Log("warning", text)]
+
+    def end(self, end: End) -> list[Effect]:
+        effects = super().end(end)
+        if self.is_keeper and self.num_shards > 1 and not end.is_followed and not self.log.is_last:
+            effects += self._tell_closed(end.push[1], end.members)
+        return effects
+
+    def demote(self) -> None:
+        super().demote()
+        self._reported = 0
+        members, closed = self.rounds.members, self.rounds.closed
+        self.rounds = Rounds(closed)
+        self.rounds.members = members
+        self._ahead.clear()
+
+    def _start(self, unit: Start) -> list[Effect]:
+        return super()._start(unit) + self.advance()  # who joins late owes the open rounds of a shard that lags none
+
+    def counts(self) -> dict[str, Any]:
+        return super().counts() | {"members": list(self.rounds.members.get(self.version, ()))}
+
+    def learn_counts(self, counts: dict[str, Any]) -> None:
+        super().learn_counts(counts)
+        self.rounds = Rounds(self.version)
+        self.rounds.members = {self.version: tuple(Incarnation(who) for who in counts["members"])}
+
+    def follow_push(self, entry: m.LogEntry) -> list[End]:
+        for who in entry.members:
+            self.clocks.start(who, entry.clock - 1)
+            self.clocks.received[who] = entry.clock
+            if who not in self.members.live:
+                self._gone.append(who)
+        self.rounds.close(entry.members)
+        return [End((ROUND, entry.clock), entry.members, (), entry, is_followed=True)]
 
     def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:
         return YES if slot.rounds >= clock and not slot.missing else super().verdict(slot, peer, clock)
@@ -156,9 +242,7 @@ class SequentialKey(HeldKey):
 
     def dissolve(self) -> list[Effect]:
         gone = f"'{self.spec.name}' was deleted"
-        return super().dissolve() + [
-            Send(who, m.Ack(key=self.id, clock=clock, error=gone)) for who, clock in self.rounds.waiting_acks()
-        ]
+        return super().dissolve() + [Send(who, self._ack(clock, gone)) for who, clock in self.rounds.waiting_acks()]
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -170,7 +254,7 @@ class SequentialKey(HeldKey):
         missing = who_lacks(self.members.live, self.rounds.whole(round))
         if missing:
             return f"round {round} of '{self.spec.name}' waits for {', '.join(missing)}"
-        return f"round {round} of '{self.spec.name}' is staged here and waits for another server of the key"
+        return f"round {round} of '{self.spec.name}' is staged here and waits for another shard of the key"
 
     @property
     def staged_bytes(self) -> int:

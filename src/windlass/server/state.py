@@ -1,14 +1,19 @@
-"""The server: holds slots, admits pushes, answers pulls. `handle(event, now) -> effects`, no I/O.
+"""The server: holds shards, admits pushes, answers pulls. `handle(event, now) -> effects`, no I/O.
 
 A server knows keys only from the manager (Place) and workers only from the generation (Membership). What comes from an
-incarnation outside the generation is refused and never acknowledged.
+incarnation outside the generation is refused and never acknowledged. It answers for a shard only as the head of its
+chain, and only while the next of the chain has confirmed that within half a lease; whoever comes after a head that may
+be alive waits for a whole one. So no two ever answer at the same time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from windlass._wire import messages as m
 from windlass._wire.effects import (
@@ -16,6 +21,7 @@ from windlass._wire.effects import (
     Effect,
     Event,
     Later,
+    Leave,
     LinkDown,
     LinkUp,
     Log,
@@ -24,18 +30,36 @@ from windlass._wire.effects import (
     Send,
     Sent,
     Stop,
+    Tick,
 )
 from windlass.errors import UsageError
-from windlass.server.arrival import ArrivalKey
-from windlass.server.key import HeldKey, Members
+from windlass.server.arrival import ArrivalShard
+from windlass.server.log import Standing, Teaching
 from windlass.server.pins import Pins
-from windlass.server.sequential import Advance, SequentialKey
-from windlass.store.dense import DenseSlot
-from windlass.store.reduce import resolve_reducer
-from windlass.store.update import resolve_updater
-from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, Memory, Node, Role, Sequential
+from windlass.server.sequential import Advance, SequentialShard
+from windlass.server.shard import Host, Learn, Members, Restored, Routes, Shard
+from windlass.store.dense import DenseSlot, warm
+from windlass.store.reduce import Op, resolve_reducer
+from windlass.store.update import Fused, resolve_updater
+from windlass.types import (
+    MANAGER,
+    Array,
+    Block,
+    Bytes,
+    Chain,
+    Generation,
+    Incarnation,
+    KeyId,
+    KeySpec,
+    Memory,
+    Node,
+    Role,
+    Sequential,
+)
 
-MAX_EARLY_MESSAGES = 64
+AnyShard = SequentialShard | ArrivalShard
+
+MAX_EARLY_MESSAGES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,64 +70,137 @@ class ServerConfig:
     join: m.Join
     manager: tuple[str, ...]
     local: Mapping[str, object] = field(default_factory=dict)
+    lease_seconds: float = 3.0
+
+
+@dataclass(slots=True)
+class HeldKey:
+    """A key of which this server holds some shards, and where the others are."""
+
+    spec: KeySpec
+    routes: Routes
+    shards: dict[int, AnyShard] = field(default_factory=dict)
+
+    def of_slot(self, slot: int) -> AnyShard | None:
+        return self.shards.get(self.spec.shard_of(slot, len(self.routes.chains)))
 
 
 class ServerState:
-    sequential_key: type[SequentialKey] = SequentialKey
-    arrival_key: type[ArrivalKey] = ArrivalKey
+    sequential_shard: type[SequentialShard] = SequentialShard
+    arrival_shard: type[ArrivalShard] = ArrivalShard
 
     def __init__(self, me: Incarnation, memory: Memory, config: ServerConfig) -> None:
         self.me = me
         self.config = config
         self.members = Members()
-        self.keys: dict[KeyId, SequentialKey | ArrivalKey] = {}
+        self.keys: dict[KeyId, HeldKey] = {}
         self.nodes: dict[Incarnation, Node] = {}
         self._memory = memory
         self._pins = Pins(memory)
+        self._host = Host(me, memory, self._pins, self.members)
+        self._now = 0.0
         self._linked: set[Incarnation] = set()
         self._early: dict[Incarnation, list[Received]] = {}
         self._restoring: dict[tuple[Incarnation, KeyId, int], dict[str, Array]] = {}
+        self._confirmed: dict[Incarnation, float] = {}  # our clock at the last beat that each server has answered
+        self._answered: dict[Incarnation, float] = {}  # when we last answered a beat of each server
+        self._beaten_at = 0.0
+        self._warmed: set[tuple[str, str, str]] = set()
+        self._horizons: dict[Incarnation, int] = {}  # the first pin made since the link to each peer is open
 
     def handle(self, event: Event, now: float) -> list[Effect]:
+        self._now = now
+        effects = self._handle(event)
+        if not any(isinstance(effect, Send) and effect.peer == self.me for effect in effects):
+            return effects
+        return self._deliver_own(effects)
+
+    def _deliver_own(self, effects: list[Effect]) -> list[Effect]:
+        """What one shard says to another on the same server does not travel."""
+        out: list[Effect] = []
+        waiting = deque(effects)
+        while waiting:
+            effect = waiting.popleft()
+            if isinstance(effect, Send) and effect.peer == self.me:
+                waiting.extend(self._handle(Received(self.me, effect.message)))
+            else:
+                out.append(effect)
+        return out
+
+    def _handle(self, event: Event) -> list[Effect]:
         if isinstance(event, Received):
             message = event.message
             if event.peer not in self.members.live and self._is_stranger(event.peer, message):
                 return self._on_stranger(event)
             if isinstance(message, m.Push):
-                return self._on_push(event.peer, message, event.data)
+                return self._on_push(event, message)
             return self._on_message(event, message)
         match event:
-            case Later(work=(key_id, unit)):
-                return self._on_work(key_id, unit)
+            case Later(work=(key_id, number, unit)):
+                return self._on_work(key_id, number, unit)
             case Sent(pin=pin):
                 self._pins.release(pin)
                 return []
             case LinkUp(peer=peer):
                 self._linked.add(peer)
+                self._horizons[peer] = self._pins.next
                 return self._on_link_up(peer)
             case LinkDown(peer=peer):
                 return self._on_link_down(peer)
+            case Tick():
+                return self._on_tick()
+            case Leave():
+                return [Send(MANAGER, m.Drain(request=0, server=self.me))]
             case _:
                 return []
 
+    def _shards(self) -> Iterator[AnyShard]:
+        for key in self.keys.values():
+            yield from key.shards.values()
+
+    def _told(self, shard: Shard, effects: list[Effect]) -> list[Effect]:
+        """What a shard wants to do and say; what may not be said yet is held back."""
+        log = shard.log
+        return effects if log.is_last else log.hold_back(effects, self._may_answer(log.successor))
+
+    def _may_answer(self, successor: Incarnation | None) -> bool:
+        if successor is None:
+            return True
+        confirmed = self._confirmed.get(successor)
+        return confirmed is not None and self._now - confirmed <= self.config.lease_seconds / 2
+
     # --- the data path ----------------------------------------------------------------------------------------------
 
-    def _on_push(self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...]) -> list[Effect]:
+    def _on_push(self, event: Received, push: m.Push) -> list[Effect]:
+        peer, data = event.peer, event.data
         key = self.keys.get(push.key)
+        shard = key.shards.get(push.shard) if key is not None else None
         if key is None:
             problem = "the key was deleted"
-        elif push.pieces == key.whole and len(data) == 1 and data[0].nbytes == key.whole_bytes:
-            return key.push(peer, push, data)
+        elif shard is None or not shard.speaks:
+            return self._keep_for_head(event, push.key, push.shard, shard)
+        elif push.pieces == shard.whole and len(data) == 1 and data[0].nbytes == shard.whole_bytes:
+            return self._told(shard, shard.push(peer, push, data))
         else:
-            problem = _misfit(key, push.pieces, data)
+            problem = _misfit(shard, push.pieces, data)
             if not problem:
-                return key.push(peer, push, data)
-        answer: m.AnyMessage = m.Ack(key=push.key, clock=push.clock, error=problem)
+                return self._told(shard, shard.push(peer, push, data))
+        answer: m.AnyMessage = m.Ack(key=push.key, shard=push.shard, clock=push.clock, error=problem)
         if push.pull:
             answer = m.Pulled(
                 pull=push.pull, key=push.key, clock=push.clock, version=0, pieces=push.pieces, error=problem
             )
         return [Recycle(data), Send(peer, answer)]
+
+    def _keep_for_head(self, event: Received, key: KeyId, number: int, shard: AnyShard | None) -> list[Effect]:
+        """Something for a shard of which this server is not the head. If it holds the shard, its sender is ahead of us,
+        or we wait to inherit: it is kept until then, in order. If not, the sender is behind, and asks again."""
+        if shard is not None and len(shard.early) < MAX_EARLY_MESSAGES:
+            shard.early.append(event)
+            return []
+        if isinstance(event.message, m.Staged):
+            return []
+        return [Recycle(event.data), Send(event.peer, m.Misplaced(key=key, shard=number))]
 
     def _is_stranger(self, peer: Incarnation, message: m.AnyMessage) -> bool:
         """Whether a message of somebody who is no live worker is one that only they may send, or its sender was one."""
@@ -128,21 +225,30 @@ class ServerState:
                 return self._on_membership(message)
             case m.Place() if peer == MANAGER:
                 return self._on_place(message)
+            case m.Settle() if peer == MANAGER:
+                return self._on_settle(message)
             case m.Forget(key=key_id) if peer == MANAGER:
-                key = self.keys.pop(key_id, None)
-                return key.dissolve() if key is not None else []
+                return self._on_forget(key_id)
             case m.Release(pins=pins):
                 for pin in pins:
                     self._pins.release(pin)
                 return []
             case m.Hold(pins=pins):
-                self._pins.release_all(peer, but=pins)
+                self._pins.release_all(peer, but=pins, before=self._horizons.get(peer))
                 return []
             case m.Inspect():
                 return [Send(peer, m.Done(request=message.request, detail=self._inspect(peer, message.key)))]
             case m.Staged() | m.Close():
                 return self._on_round(peer, message)
-            case m.Pull() | m.Read() | m.Init() | m.Write() | m.Commit() | m.Attach() | m.Dump() | m.Restore():
+            case m.Replicate() | m.Replicated():
+                return self._on_replication(event, message)
+            case m.Ready() | m.Show() | m.ShowSlot() | m.Shown():
+                return self._on_teaching(event, message)
+            case m.Beat():
+                return self._on_beat(peer, message)
+            case m.Read() | m.Commit():
+                return self._on_order(peer, message)
+            case m.Pull() | m.Init() | m.Write() | m.Attach() | m.Dump() | m.Restore():
                 return self._on_key(event, message)
             case _:
                 return [Log("warning", f"incarnation {peer} sent a server {type(message).__name__}; ignored")]
@@ -150,54 +256,210 @@ class ServerState:
     def _on_key(self, event: Received, message: Any) -> list[Effect]:
         peer, data = event.peer, event.data
         key = self.keys.get(message.key)
+        shard: AnyShard | None = None
         if key is None:
             problem = "the key was deleted"
-        elif isinstance(message, m.Dump | m.Restore):
-            problem = "" if message.slot in key.slots else f"slot {message.slot} of '{key.spec.name}' is not held here"
-        elif isinstance(message, m.Init | m.Write):
-            problem = _misfit(key, message.pieces, data)
         else:
-            problem = _misfit(key, getattr(message, "pieces", ()), None, is_read=isinstance(message, m.Read))
-        if key is None or problem:
-            if isinstance(message, m.Pull | m.Read):
+            is_of_slot = isinstance(message, m.Dump | m.Restore)
+            shard = key.of_slot(message.slot) if is_of_slot else key.shards.get(message.shard)
+            if shard is None or not shard.speaks:
+                number = key.spec.shard_of(message.slot, len(key.routes.chains)) if is_of_slot else message.shard
+                return self._keep_for_head(event, message.key, number, shard)
+            problem = _misfit(
+                shard, getattr(message, "pieces", ()), data if isinstance(message, m.Init | m.Write) else None
+            )
+        if shard is None or problem:
+            if isinstance(message, m.Pull):
                 pulled = m.Pulled(
                     pull=message.pull, key=message.key, clock=0, version=0, pieces=message.pieces, error=problem
                 )
                 return [Send(peer, pulled)]
             return [Recycle(data), Send(peer, m.Refused(request=message.request, is_usage=True, reason=problem))]
+        return self._told(shard, self._ask_shard(shard, peer, message, data))
+
+    def _ask_shard(self, shard: AnyShard, peer: Incarnation, message: Any, data: tuple[Bytes, ...]) -> list[Effect]:
         match message:
             case m.Pull():
-                return key.pull(peer, message)
-            case m.Read() | m.Commit():
-                return key.order(message, peer)
+                return shard.pull(peer, message)
             case m.Attach():
-                return key.attach(peer, message.request, message.clock)
+                return shard.attach(peer, message.request, message.clock)
             case m.Init():
-                return [*key.init(message.pieces, data), Send(peer, m.Done(request=message.request))]
+                return shard.init(peer, message.request, message.pieces, data)
             case m.Write():
-                key.stage_write(peer, message, data)
+                shard.stage_write(peer, message, data)
                 return [Recycle(data), Send(peer, m.Done(request=message.request))]
             case m.Dump():
-                return self._dump(peer, key, message)
+                return self._dump(peer, shard, message)
             case m.Restore():
-                return self._restore(peer, key, message, data)
+                return self._restore(peer, shard, message, data)
         return []
+
+    def _on_order(self, peer: Incarnation, order: m.Read | m.Commit) -> list[Effect]:
+        """A driver's order comes to the keeper, which names its round; then to every head, which obeys."""
+        key = self.keys.get(order.key)
+        problem = "the key was deleted" if key is None else ""
+        keeper = None if key is None else key.shards.get(0)
+        if key is not None and isinstance(order, m.Read):
+            problem = _misread(key, order.pieces)
+        if key is None or problem:
+            answer: m.AnyMessage
+            if isinstance(order, m.Read):
+                answer = m.Pulled(
+                    pull=order.pull, key=order.key, clock=0, version=0, pieces=order.pieces, error=problem
+                )
+                return [Send(order.reader, answer)]
+            return [Send(order.writer, m.Refused(request=order.request, is_usage=True, reason=problem))]
+        if order.is_passed_on:
+            if peer != key.routes.keeper:
+                return []  # an old keeper's; whoever asked will ask again
+            effects: list[Effect] = []
+            for shard in key.shards.values():
+                if shard.speaks:
+                    effects += self._told(shard, shard.schedule(order))
+            return effects
+        if keeper is None or not keeper.speaks:
+            return []
+        return self._told(keeper, keeper.order(order))
 
     def _on_round(self, peer: Incarnation, message: m.Staged | m.Close) -> list[Effect]:
         key = self.keys.get(message.key)
-        if not isinstance(key, SequentialKey):
-            return []
-        if isinstance(message, m.Staged):
-            return key.staged(peer, message)
-        return key.close(message.round, message.members) if peer == key.keeper else []
-
-    def _on_work(self, key_id: KeyId, unit: Any) -> list[Effect]:
-        key = self.keys.get(key_id)
         if key is None:
             return []
+        shard = key.shards.get(0 if isinstance(message, m.Staged) else message.shard)
+        if not isinstance(shard, SequentialShard):
+            return []
+        if not shard.speaks:  # a report is kept for when we do; a round's end is told again when we report
+            is_report = isinstance(message, m.Staged)
+            return self._keep_for_head(Received(peer, message), message.key, 0, shard) if is_report else []
+        if isinstance(message, m.Staged):
+            return self._told(shard, shard.staged(message))
+        return self._told(shard, shard.close(message.round, message.members)) if peer == key.routes.keeper else []
+
+    def _on_work(self, key_id: KeyId, number: int, unit: Any) -> list[Effect]:
+        key = self.keys.get(key_id)
+        shard = key.shards.get(number) if key is not None else None
+        if shard is None:
+            return []
         if isinstance(unit, Advance):
-            return key.advance() if isinstance(key, SequentialKey) else []
-        return key.work(unit)
+            return self._told(shard, shard.advance()) if isinstance(shard, SequentialShard) else []
+        effects = self._told(shard, shard.work(unit)) + shard.settle()
+        return effects + self._inherit(shard) if shard.log.standing is Standing.HEIR else effects
+
+    # --- the chain --------------------------------------------------------------------------------------------------
+
+    def _on_replication(self, event: Received, message: m.Replicate | m.Replicated) -> list[Effect]:
+        key = self.keys.get(message.key)
+        shard = key.shards.get(message.shard) if key is not None else None
+        if shard is None:  # deleted, or ours no longer
+            if isinstance(message, m.Replicate) and event.is_shared and message.pins:
+                return [Send(event.peer, m.Release(pins=message.pins))]
+            return [Recycle(event.data)]
+        if isinstance(message, m.Replicated):
+            told = shard.log.on_replicated(event.peer, message, self._may_answer(shard.log.successor))
+            return told + shard.settle() + shard.report_recruit()
+        effects, whole = shard.log.take(event.peer, message, event.data, is_shared=event.is_shared)
+        if whole is not None:
+            effects += shard.follow(whole) + shard.log.acknowledge()
+        return effects
+
+    def _on_teaching(self, event: Received, message: m.Ready | m.Show | m.ShowSlot | m.Shown) -> list[Effect]:
+        key = self.keys.get(message.key)
+        shard = key.shards.get(message.shard) if key is not None else None
+        peer = event.peer
+        if isinstance(message, m.Ready):
+            if shard is not None:
+                shard.ready_learner = peer
+                return shard.teach(peer)
+            return []
+        if isinstance(message, m.Shown) and message.is_answer:
+            if shard is None or shard.lesson != message.lesson:
+                return []
+            shard.log.on_shown(peer)
+            return [*self._beat(), *shard.report_recruit()]  # from now on its word is needed to answer anyone
+        is_ours = shard is not None and shard.log.standing is Standing.LEARNER and shard.log.predecessor == peer
+        effects: list[Effect] = [Recycle(event.data)]
+        if isinstance(message, m.ShowSlot) and event.is_shared and message.pins:
+            effects = [Send(peer, m.Release(pins=message.pins))]
+        if shard is None or not is_ours or not (isinstance(message, m.Show) or shard.lesson == message.lesson):
+            return effects
+        match message:
+            case m.Show(index=index, counts=counts, lesson=lesson):
+                shard.lesson = lesson
+                shard.log.seed(index)
+                shard.learn_counts(counts)
+                shard.being_shown.clear()
+            case m.ShowSlot():
+                effects += self._learn_slot(shard, message, event.data)
+            case m.Shown():
+                effects.append(Send(peer, msgspec.structs.replace(message, is_answer=True)))
+        return effects
+
+    def _learn_slot(self, shard: AnyShard, shown: m.ShowSlot, data: tuple[Bytes, ...]) -> list[Effect]:
+        arrays = shard.being_shown.setdefault(shown.slot, {})
+        for part in data:
+            arrays[shown.name] = part.copy().view(shown.dtype)
+        return shard.queue([Learn(shown, shard.being_shown.pop(shown.slot))]) if shown.is_last else []
+
+    def _on_beat(self, peer: Incarnation, beat: m.Beat) -> list[Effect]:
+        """A server asks whether we still follow it, or has answered that it does."""
+        if not beat.is_answer:
+            node = self.nodes.get(peer)
+            if node is None or node.role is not Role.SERVER:
+                return []  # it is out, and should not think otherwise
+            self._answered[peer] = self._now
+            return [Send(peer, m.Beat(sent=beat.sent, is_answer=True))]
+        if peer == MANAGER:
+            return []
+        self._confirmed[peer] = max(beat.sent, self._confirmed.get(peer, 0.0))
+        effects: list[Effect] = []
+        for shard in self._shards():
+            if shard.log.is_head and shard.log.successor == peer:
+                effects += shard.log.flush(self._may_answer(peer)) + shard.settle()
+        return effects
+
+    def _on_settle(self, settle: m.Settle) -> list[Effect]:
+        key = self.keys.get(settle.key)
+        shard = key.shards.get(settle.shard) if key is not None else None
+        if shard is None or not shard.log.is_head:
+            return []
+        shard.is_pausing = True
+        return shard.settle()
+
+    def _on_tick(self) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._now - self._beaten_at >= self.config.lease_seconds / 8:
+            effects += self._beat()
+        for shard in self._shards():
+            if shard.log.standing is Standing.HEIR:
+                effects += self._inherit(shard)
+        return effects
+
+    def _beat(self) -> list[Effect]:
+        self._beaten_at = self._now
+        after = {shard.log.downstream for shard in self._shards() if shard.log.is_head} - {None}
+        beat = m.Beat(sent=self._now)
+        return [Send(MANAGER, beat), *(Send(server, beat) for server in sorted(after))]  # type: ignore[type-var,arg-type]
+
+    def _inherit(self, shard: AnyShard) -> list[Effect]:
+        """An heir speaks for its shard when those who did before it cannot any more, and it has applied all it has."""
+        if shard.is_busy or not self.may_inherit(shard):
+            return []
+        shard.log.inherit()
+        shard.ancestors.clear()
+        return self._unpause(shard)
+
+    def _unpause(self, shard: AnyShard) -> list[Effect]:
+        """Go on: with what came meanwhile, if it is ours to answer."""
+        shard.is_pausing = False
+        effects = self._told(shard, shard.on_head())
+        early, shard.early = shard.early, []
+        for event in early:
+            effects += self._handle(event)
+        return effects
+
+    def may_inherit(self, shard: AnyShard) -> bool:
+        lease = self.config.lease_seconds
+        return all(self._now - self._answered.get(one, -lease) >= lease for one in shard.ancestors)
 
     # --- members and links ------------------------------------------------------------------------------------------
 
@@ -206,11 +468,12 @@ class ServerState:
         if generation <= self.members.generation:
             return []
         self.members.generation = generation
+        before = self.nodes
         self.nodes = {node.incarnation: node for node in membership.nodes}
         if self.me not in self.nodes:
             return [Stop(f"this server is not in generation {generation}: {membership.reason}")]
         workers = [node for node in membership.nodes if node.role is Role.WORKER]
-        departed = [who for who in self.members.live if who not in self.nodes]
+        departed = [who for who in before if who not in self.nodes]
         self.members.live = {node.incarnation: node.name for node in workers}
         self.members.ranks |= {node.incarnation: node.rank for node in workers}
         effects: list[Effect] = []
@@ -221,36 +484,98 @@ class ServerState:
         for who in departed:
             if who not in self._linked:  # else it may still be reading; the end of its link will tell
                 self._pins.release_all(who)
-        for key in self.keys.values():
+        moved = self._on_moves(membership)
+        for shard in self._shards():
             for who in departed:
-                key.drop_reader(who)
-            effects += key.on_members()
+                shard.drop_reader(who)
+        effects += moved + self._beat() if moved else []
+        for shard in self._shards():
+            effects += self._told(shard, shard.on_members())
         for who in [who for who in self._early if who in self.members.live]:
             for event in self._early.pop(who):
-                effects += self.handle(event, 0.0)
+                effects += self._handle(event)
         return effects
+
+    def _on_moves(self, membership: m.Membership) -> list[Effect]:
+        """Chains have changed: shards get another standing."""
+        effects: list[Effect] = []
+        for move in membership.moves:
+            key = self.keys.get(move.key)
+            if key is None:
+                continue
+            before = key.routes.chains[move.shard]
+            key.routes.chains[move.shard] = move.chain
+            shard = key.shards.get(move.shard)
+            if move.learner == self.me and not self._learns_from(shard, move.chain[-1]):
+                effects += self._become_learner(move.key, key, move.shard, move.chain)
+                continue
+            if shard is None:
+                continue
+            learner = move.learner or None
+            was_head = shard.log.is_head
+            effects += shard.log.rechain(move.chain, learner)
+            if shard.log.standing is Standing.OUTSIDER:
+                effects += key.shards.pop(move.shard).leave()
+                continue
+            if was_head and not shard.log.is_head:
+                shard.demote()
+                effects += shard.send_away()
+            if move.is_settled:
+                shard.ancestors.clear()
+            else:
+                shard.ancestors.update(before[: before.index(self.me)] if self.me in before else ())
+                shard.ancestors.difference_update(membership.dead)
+            if shard.log.standing is Standing.HEIR:
+                effects += self._inherit(shard)
+            elif shard.is_pausing:
+                effects += self._unpause(shard)
+            effects += shard.report_recruit()
+            if learner is not None and learner == shard.ready_learner and shard.log.teaching is Teaching.WAITING:
+                effects += shard.teach(learner)
+        return effects
+
+    def _learns_from(self, shard: AnyShard | None, teacher: Incarnation) -> bool:
+        return shard is not None and shard.log.standing is Standing.LEARNER and shard.log.predecessor == teacher
+
+    def _become_learner(self, key_id: KeyId, key: HeldKey, number: int, chain: Chain) -> list[Effect]:
+        """Begin a shard anew, to be shown what is in it."""
+        old = key.shards.pop(number, None)
+        effects = old.leave() if old is not None else []
+        place = m.Place(key=key_id, spec=key.spec, chains=tuple(key.routes.chains))
+        shard = key.shards[number] = self._make(place, number, key.routes)
+        shard.log.standing, shard.log.chain = Standing.LEARNER, chain
+        return [*effects, Send(chain[-1], m.Ready(key=key_id, shard=number))]
 
     def _on_link_up(self, peer: Incarnation) -> list[Effect]:
         """The manager: present yourself. Another server is back: what was said on the broken link is said again."""
         if peer == MANAGER:
-            return [Send(MANAGER, self.config.join)]
+            told = [effect for shard in self._shards() for effect in shard.report_recruit()]
+            return [Send(MANAGER, self.config.join), *told]
         if peer not in self.nodes or self.nodes[peer].role is not Role.SERVER:
             return []
-        effects: list[Effect] = []
-        for key in self.keys.values():
-            if isinstance(key, SequentialKey):
-                effects += key.on_server_back(peer)
-        return effects
+        reading = tuple(pin for shard in self._shards() for pin in shard.log.reading(peer))
+        effects: list[Effect] = [Send(peer, m.Hold(pins=reading))]
+        for shard in self._shards():
+            if shard.log.predecessor == peer:
+                effects += shard.log.resume()
+            elif shard.log.downstream == peer:
+                effects += shard.log.send_again()
+            if shard.log.standing is Standing.LEARNER and shard.log.predecessor == peer:
+                shard.lesson = 0
+                effects.append(Send(peer, m.Ready(key=shard.id, shard=shard.number)))
+            effects += self._told(shard, shard.on_server_back(peer))
+        return [*effects, *self._beat()]
 
     def _on_link_down(self, peer: Incarnation) -> list[Effect]:
         self._linked.discard(peer)
         self._early.pop(peer, None)
         for begun in [begun for begun in self._restoring if begun[0] == peer]:
             del self._restoring[begun]
-        if peer not in self.members.live:  # a live worker may be in the middle of a copy: Hold will tell
+        self._horizons.pop(peer, None)
+        if peer not in self.nodes:  # a member may be in the middle of reading: Hold will tell
             self._pins.release_all(peer)
-        for key in self.keys.values():
-            key.drop_reader(peer)
+        for shard in self._shards():
+            shard.drop_reader(peer)
         if peer == MANAGER:
             return [Dial(MANAGER, self.config.manager)]
         node = self.nodes.get(peer)
@@ -263,94 +588,124 @@ class ServerState:
     def _on_place(self, place: m.Place) -> list[Effect]:
         if place.key not in self.keys:
             try:
-                self.keys[place.key] = self._make(place)
+                self.keys[place.key] = self._hold(place)
             except UsageError as error:
                 return [Send(MANAGER, m.Placed(key=place.key, error=str(error)))]
             except Exception as error:  # a user's reducer or updater could not even be made, or memory is short
                 text = f"'{place.spec.name}' cannot be held: {type(error).__name__}: {error}"
                 return [Log("error", text), Send(MANAGER, m.Placed(key=place.key, error=text))]
+            return [Send(MANAGER, m.Placed(key=place.key)), *self._beat()]
         return [Send(MANAGER, m.Placed(key=place.key))]
 
-    def _make(self, place: m.Place) -> SequentialKey | ArrivalKey:
+    def _hold(self, place: m.Place) -> HeldKey:
+        key = HeldKey(place.spec, Routes(list(place.chains)))
+        for number, chain in enumerate(place.chains):
+            if self.me in chain:
+                shard = key.shards[number] = self._make(place, number, key.routes)
+                shard.log.standing = Standing.HEAD if chain[0] == self.me else Standing.FOLLOWER
+                shard.log.chain = chain
+        return key
+
+    def _make(self, place: m.Place, number: int, routes: Routes) -> AnyShard:
         spec = place.spec
         reducer = resolve_reducer(spec.reduce, self.config.local)
         updater = resolve_updater(spec.update, self.config.local)
+        rules = (spec.dtype, spec.reduce.path, spec.update.path)
+        if rules not in self._warmed:
+            self._warmed.add(rules)
+            if isinstance(updater, Fused) and reducer.op is not Op.CUSTOM:
+                warm(spec.dtype, reducer, updater)  # now, when nobody waits but who declares: it may have to compile
         slots = {}
-        for number, server in enumerate(place.slots):
-            if server == self.me:
-                lo, hi = spec.slot_range(number)
-                slots[number] = DenseSlot(
-                    size=hi - lo, dtype=spec.dtype, reducer=reducer, updater=updater, memory=self._memory
-                )
-        kind = self.sequential_key if isinstance(spec.consistency, Sequential) else self.arrival_key
-        return kind(place, self.me, slots, self.members, self._pins)
+        for slot in spec.shard_slots(number, len(place.chains)):
+            lo, hi = spec.slot_range(slot)
+            slots[slot] = DenseSlot(
+                size=hi - lo, dtype=spec.dtype, reducer=reducer, updater=updater, memory=self._memory
+            )
+        kind = self.sequential_shard if isinstance(spec.consistency, Sequential) else self.arrival_shard
+        return kind(place, number, slots, routes, self._host)
 
-    def _dump(self, peer: Incarnation, key: SequentialKey | ArrivalKey, dump: m.Dump) -> list[Effect]:
-        arrays, meta = key.slots[dump.slot].dense.dump()
+    def _on_forget(self, key_id: KeyId) -> list[Effect]:
+        key = self.keys.pop(key_id, None)
+        return [] if key is None else [effect for shard in key.shards.values() for effect in shard.dissolve()]
+
+    def _dump(self, peer: Incarnation, shard: AnyShard, dump: m.Dump) -> list[Effect]:
+        arrays, meta = shard.slots[dump.slot].dense.dump()
         names = tuple(arrays)
         if not 0 <= dump.part < len(names):
-            reason = f"slot {dump.slot} of '{key.spec.name}' is made of {len(names)} arrays, asked for {dump.part}"
+            reason = f"slot {dump.slot} of '{shard.spec.name}' is made of {len(names)} arrays, asked for {dump.part}"
             return [Send(peer, m.Refused(request=dump.request, is_usage=True, reason=reason))]
         dtypes = tuple(str(array.dtype) for array in arrays.values())
         data = Block(arrays[names[dump.part]].reshape(-1).view("uint8"))
         return [Send(peer, m.Dumped(request=dump.request, names=names, dtypes=dtypes, meta=meta), (data,))]
 
-    def _restore(
-        self, peer: Incarnation, key: SequentialKey | ArrivalKey, restore: m.Restore, data: tuple[Bytes, ...]
-    ) -> list[Effect]:
-        arrays = self._restoring.setdefault((peer, key.id, restore.slot), {})
+    def _restore(self, peer: Incarnation, shard: AnyShard, restore: m.Restore, data: tuple[Bytes, ...]) -> list[Effect]:
+        arrays = self._restoring.setdefault((peer, shard.id, restore.slot), {})
         for part in data:
             arrays[restore.name] = part.copy().view(restore.dtype)
-        effects: list[Effect] = [Recycle(data)]
-        if restore.is_last:
-            del self._restoring[(peer, key.id, restore.slot)]
-            slot = key.slots[restore.slot]
-            old = slot.dense.restore(arrays, restore.meta, is_pinned=self._pins.is_pinned(slot.dense.block))
-            self._pins.retire(old)
-            slot.missing = 0
-            effects += key.answer_waiting(slot) + key.answer_attaching()
-        return [*effects, Send(peer, m.Done(request=restore.request))]
+        if not restore.is_last:
+            return [Recycle(data), Send(peer, m.Done(request=restore.request))]
+        del self._restoring[(peer, shard.id, restore.slot)]
+        unit = Restored(restore.slot, arrays, restore.meta, (peer, restore.request))
+        return [Recycle(data), *shard.restore(unit)]
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def _inspect(self, peer: Incarnation, key_id: KeyId) -> Any:
         if key_id:
             key = self.keys.get(key_id)
-            return key.explain(peer) if key else "the key was deleted"
+            if key is None:
+                return "the key was deleted"
+            said = dict.fromkeys(shard.explain(peer) for shard in key.shards.values() if shard.log.is_head)
+            return "; ".join(said) or f"'{key.spec.name}' has moved away from here"
         return {
             "generation": str(self.members.generation),
             "pins": len(self._pins),
-            "keys": {
-                key.spec.name: {
-                    "version": key.version,
-                    "value_bytes": sum(slot.dense.value_bytes for slot in key.slots.values()),
-                    "state_bytes": sum(slot.dense.state_bytes for slot in key.slots.values()),
-                    "staged_bytes": key.staged_bytes,
-                    "slots": len(key.slots),
-                    "clocks": {self.members.name(who): clock for who, clock in key.clocks.applied.items()},
-                    "waiting_pulls": sum(len(slot.waiting) for slot in key.slots.values()),
-                }
-                for key in self.keys.values()
-            },
+            "keys": {key.spec.name: self._inspect_key(key) for key in self.keys.values()},
+        }
+
+    def _inspect_key(self, key: HeldKey) -> dict[str, Any]:
+        shards = list(key.shards.values())
+        slots = [slot for shard in shards for slot in shard.slots.values()]
+        heads = [shard for shard in shards if shard.log.is_head]
+        clocks = min(heads or shards, key=lambda shard: shard.version).clocks.applied if shards else {}
+        return {
+            "version": min((shard.version for shard in heads or shards), default=0),
+            "value_bytes": sum(slot.dense.value_bytes for slot in slots),
+            "state_bytes": sum(slot.dense.state_bytes for slot in slots),
+            "staged_bytes": sum(shard.staged_bytes for shard in shards),
+            "slots": sum(len(shard.slots) for shard in heads),
+            "replicas": sum(len(shard.slots) for shard in shards if not shard.log.is_head),
+            "replicated_bytes": sum(shard.log.replicated_bytes for shard in heads),
+            "clocks": {self.members.name(who): clock for who, clock in clocks.items()},
+            "waiting_pulls": sum(len(slot.waiting) for slot in slots),
         }
 
 
-def _misfit(key: HeldKey, pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...] | None, *, is_read: bool = False) -> str:
-    """What is wrong with pieces that a peer named, if anything: nothing from the wire indexes memory unchecked. A read
-    that the keeper passes on names everybody's pieces."""
+def _misfit(shard: Shard, pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...] | None) -> str:
+    """What is wrong with pieces that a peer named, if anything: nothing from the wire indexes memory unchecked."""
     for number, lo, hi in pieces:
-        size = key.sizes.get(number)
+        size = shard.sizes.get(number)
         if size is None:
-            if is_read and 0 <= number < key.spec.num_slots:
-                continue
-            return f"slot {number} of '{key.spec.name}' is not held here"
+            return f"slot {number} of '{shard.spec.name}' is not in shard {shard.number}"
         if not 0 <= lo <= hi <= size:
-            return f"elements [{lo}, {hi}) are outside slot {number} of '{key.spec.name}', which has {size}"
+            return f"elements [{lo}, {hi}) are outside slot {number} of '{shard.spec.name}', which has {size}"
     if data is None:
         return ""
     if len(data) != len(pieces):
         return f"{len(pieces)} pieces came with {len(data)} buffers"
     for (number, lo, hi), part in zip(pieces, data, strict=True):
-        if part.nbytes != (hi - lo) * key.itemsize:
-            return f"slot {number} expected {(hi - lo) * key.itemsize} bytes, got {part.nbytes}"
+        if part.nbytes != (hi - lo) * shard.itemsize:
+            return f"slot {number} expected {(hi - lo) * shard.itemsize} bytes, got {part.nbytes}"
+    return ""
+
+
+def _misread(key: HeldKey, pieces: tuple[m.Piece, ...]) -> str:
+    """The same for a read, which names everybody's pieces."""
+    for number, lo, hi in pieces:
+        if not 0 <= number < key.spec.num_slots:
+            return f"'{key.spec.name}' has no slot {number}"
+        shard = key.of_slot(number)
+        problem = _misfit(shard, ((number, lo, hi),), None) if shard is not None else ""
+        if problem:
+            return problem
     return ""

@@ -12,9 +12,9 @@ from typing import Any
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Event, Received, Send
-from windlass.server.arrival import ArrivalKey
-from windlass.server.key import ROUND, Apply, HeldKey, HeldSlot
-from windlass.server.sequential import SequentialKey
+from windlass.server.arrival import ArrivalShard
+from windlass.server.sequential import SequentialShard
+from windlass.server.shard import ROUND, Apply, HeldSlot, Routes, Shard
 from windlass.server.state import ServerConfig, ServerState
 from windlass.trace.recorder import Recorder
 from windlass.trace.spans import Category, Span
@@ -47,7 +47,7 @@ class Watch:
         self._pass_began_ns = self.recorder.now()
         self.began_ns = self.began_ns or self._pass_began_ns
 
-    def applied(self, key: HeldKey, unit: Apply) -> None:
+    def applied(self, key: Shard, unit: Apply) -> None:
         self.ended_ns = self.recorder.now()
         num_bytes = sum(data.nbytes for _, _, _, data in unit.pieces)
         if not num_bytes:
@@ -69,7 +69,7 @@ class Watch:
     def staged(self, key: str, worker: str, push: m.Push, event: Received, began: int, ended: int) -> None:
         num_bytes = sum(part.nbytes for part in event.data)
         args = {"key": key, "of": worker, "push": push.clock, "bytes": num_bytes}
-        link = (event.peer, push.key, push.clock, push.part)
+        link = (event.peer, push.key, push.clock, push.shard << 16 | push.part)
         self._add(Category.STAGE, f"stage {key} of {worker}", began, self.began_ns or ended, args, link)
 
     def answered(
@@ -80,7 +80,7 @@ class Watch:
         self._add(Category.ANSWER, f"answer {key}", self.ended_ns or began, ended, args, link)
 
 
-class TracedSequentialKey(SequentialKey):
+class TracedSequentialShard(SequentialShard):
     watch: Watch
 
     def _apply(self, unit: Apply) -> list[Effect]:
@@ -92,7 +92,7 @@ class TracedSequentialKey(SequentialKey):
         super().applied(slot, unit)
 
 
-class TracedArrivalKey(ArrivalKey):
+class TracedArrivalShard(ArrivalShard):
     watch: Watch
 
     def _apply(self, unit: Apply) -> list[Effect]:
@@ -105,18 +105,18 @@ class TracedArrivalKey(ArrivalKey):
 
 
 class TracedServerState(ServerState):
-    sequential_key = TracedSequentialKey
-    arrival_key = TracedArrivalKey
+    sequential_shard = TracedSequentialShard
+    arrival_shard = TracedArrivalShard
 
     def __init__(self, me: Incarnation, memory: Memory, config: ServerConfig, recorder: Recorder) -> None:
         super().__init__(me, memory, config)
         self._watch = Watch(recorder)
 
-    def _make(self, place: m.Place) -> SequentialKey | ArrivalKey:
-        key = super()._make(place)
-        assert isinstance(key, TracedSequentialKey | TracedArrivalKey)
-        key.watch = self._watch
-        return key
+    def _make(self, place: m.Place, number: int, routes: Routes) -> SequentialShard | ArrivalShard:
+        shard = super()._make(place, number, routes)
+        assert isinstance(shard, TracedSequentialShard | TracedArrivalShard)
+        shard.watch = self._watch
+        return shard
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         began = self._watch.restart()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,9 +13,10 @@ from windlass.store.reduce import Op, Reducer, check_reducer
 from windlass.store.spans import Spans, segments
 from windlass.store.update import Assign, Fused, Merge, Updater
 from windlass.store.value import Target, Value
-from windlass.types import Array, Block, Heap, Memory
+from windlass.types import Array, Block, Bytes, Heap, Memory
 
 _BYTES = np.dtype(np.uint8)
+_NOTHING = np.empty(0, np.uint16)
 
 
 @dataclass(slots=True)
@@ -26,6 +27,15 @@ class Contribution:
     lo: int
     hi: int
     data: Array
+
+
+class Reduced(NamedTuple):
+    """Elements lo to hi of a slot, reduced and divided: what an update is made of. `data` holds numbers of the type
+    that is computed in, as bytes."""
+
+    lo: int
+    hi: int
+    data: Bytes
 
 
 class _Part(NamedTuple):
@@ -58,6 +68,7 @@ class DenseSlot:
         self._kernels = kernels
         self._state_type = self._value.type if self._value.type.kind == "f" else np.dtype(np.float64)
         self._job = kernels.new_job(8, size=size, op=reducer.op, dtype=dtype)
+        self._reduced_job: Array | None = None  # made when first needed: most slots are not replicated
         self._tuned: tuple[Mapping[str, float], Updater] = ({}, updater)
         self._numbered: Updater | None = None  # whose coefficients `_numbers` are
         self._numbers = np.empty(0)
@@ -111,11 +122,65 @@ class DenseSlot:
         updater = self._tune(hyper) if hyper else self.updater
         is_whole = self._stage(contributions)
         self._job[self._kernels.DIVISOR] = divisor
+        if not is_whole or self._kernel is None or len(self.spans.steps) > 1:
+            cut = segments([(each.lo, each.hi) for each in contributions])
+            return self._update_parts(self._job, cut, self._aggregated(contributions), updater, is_pinned)
+        return self._update_whole(self._job, updater, is_pinned)
+
+    # --- in two halves: what replicas need, and what they do with it --------------------------------------------------
+
+    def reduce(
+        self, contributions: Sequence[Contribution], *, divisor: int, room: Callable[[int], Bytes]
+    ) -> list[Reduced]:
+        """What `apply` would update with, stretch by stretch, each in so many bytes of `room`. `update` with it has
+        the same outcome, bit for bit."""
+        if divisor < 1:
+            raise UsageError(f"divisor must be at least 1, got {divisor}")
+        self._stage(contributions)
+        self._job[self._kernels.DIVISOR] = divisor
+        itemsize, reduced = self._value.type.itemsize, []
+        for lo, hi, covering in segments([(each.lo, each.hi) for each in contributions]):
+            data = room((hi - lo) * itemsize)
+            self._aggregate(_Part(lo, hi, covering, 0), contributions, data.view(self._value.type))
+            reduced.append(Reduced(lo, hi, data))
+        return reduced
+
+    def update(
+        self, reduced: Sequence[Reduced], *, hyper: Mapping[str, float] | None, is_pinned: bool
+    ) -> Block | None:
+        """Update once, with what `reduce` gave, here or on another server. Returns as `apply` does."""
+        updater = self._tune(hyper) if hyper else self.updater
+        kernels, job = self._kernels, self._reduced_job
+        if job is None:
+            job = self._reduced_job = kernels.new_job(8, size=self.size, op=self.reducer.op, dtype=self.dtype)
+            job[kernels.READ], job[kernels.ITEMSIZE] = kernels.NATIVE, self._value.type.itemsize
+        if len(reduced) > len(job) - kernels.INPUTS:
+            room = np.zeros(2 * len(reduced), np.int64)
+            job = self._reduced_job = np.concatenate([job[: kernels.INPUTS], room])
+        numbers = []
+        for index, each in enumerate(reduced):
+            data = each.data
+            if not kernels.put(job, index, data, each.lo):
+                data = np.array(data)
+                kernels.put(job, index, data, each.lo)
+            numbers.append(data.view(self._value.type))
+        job[kernels.COUNT] = len(reduced)
+        is_whole = len(reduced) == 1 and reduced[0].lo == 0 and reduced[0].hi == self.size > 0
+        if is_whole and self._kernel is not None and len(self.spans.steps) == 1:
+            return self._update_whole(job, updater, is_pinned)
+        cut = [(each.lo, each.hi, [index]) for index, each in enumerate(reduced)]
+
+        def aggregate(part: _Part) -> Array:
+            [index] = part.covering
+            lo = reduced[index].lo
+            return numbers[index][part.lo - lo : part.hi - lo]
+
+        return self._update_parts(job, cut, aggregate, updater, is_pinned)
+
+    def _update_whole(self, job: Array, updater: Updater, is_pinned: bool) -> Block | None:
         steps, value = self.spans.steps, self._value
-        if not is_whole or self._kernel is None or len(steps) > 1:
-            return self._apply_parts(contributions, updater, is_pinned)
         target = value.elsewhere(is_whole=True) if is_pinned else value.here()
-        self._run(self._job, updater, target, steps[0] + 1)
+        self._run(job, updater, target, steps[0] + 1)
         if updater.counts_steps:
             steps[0] += 1
         return value.swap(target)
@@ -159,8 +224,15 @@ class DenseSlot:
 
     # --- the general case ---------------------------------------------------------------------------------------------
 
-    def _apply_parts(self, contributions: Sequence[Contribution], updater: Updater, is_pinned: bool) -> Block | None:
-        cut = segments([(each.lo, each.hi) for each in contributions])
+    def _update_parts(
+        self,
+        job: Array,
+        cut: Sequence[tuple[int, int, list[int]]],
+        aggregate: Callable[[_Part], Array],
+        updater: Updater,
+        is_pinned: bool,
+    ) -> Block | None:
+        """Update stretch by stretch: (lo, hi, which inputs of the job cover it)."""
         if not cut:
             return None
         parts = [
@@ -169,16 +241,16 @@ class DenseSlot:
             for lo, hi, step in (self.spans.cut(start, stop) if updater.counts_steps else [(start, stop, 0)])
         ]
         value, is_fused = self._value, self._kernel is not None
-        aggregates = [] if is_fused else [self._aggregate(part, contributions) for part in parts]
+        aggregates = [] if is_fused else [aggregate(part) for part in parts]
         is_whole = is_fused and sum(part.hi - part.lo for part in parts) == self.size
         target = value.elsewhere(is_whole=is_whole) if is_pinned else value.here()
         try:
             if is_fused:
                 for part in parts:
-                    self._run(self._part_job(part), updater, target, part.step)
+                    self._run(self._part_job(job, part), updater, target, part.step)
             else:
-                for part, aggregate in zip(parts, aggregates, strict=True):
-                    self._update(part, aggregate, updater, target)
+                for part, numbers in zip(parts, aggregates, strict=True):
+                    self._update(part, numbers, updater, target)
         except BaseException:
             value.abandon(target)
             raise
@@ -187,34 +259,38 @@ class DenseSlot:
                 self.spans.advance(start, stop)
         return value.swap(target)
 
-    def _part_job(self, part: _Part) -> Array:
+    def _part_job(self, whole: Array, part: _Part) -> Array:
         """The staged job, for this part only."""
         kernels = self._kernels
-        job = np.concatenate([self._job[: kernels.INPUTS], self._job[kernels.INPUTS :][part.covering]])
+        job = np.concatenate([whole[: kernels.INPUTS], whole[kernels.INPUTS :][part.covering]])
         job[kernels.LO], job[kernels.HI], job[kernels.COUNT] = part.lo, part.hi, len(part.covering)
         return job
 
-    def _aggregate(self, part: _Part, contributions: Sequence[Contribution]) -> Array:
-        """The part reduced into an array of its own."""
+    def _aggregated(self, contributions: Sequence[Contribution]) -> Callable[[_Part], Array]:
+        return lambda part: self._aggregate(part, contributions, np.empty(part.hi - part.lo, self._value.type))
+
+    def _aggregate(self, part: _Part, contributions: Sequence[Contribution], total: Array) -> Array:
+        """The part reduced, in `total`."""
         kernels, value = self._kernels, self._value
         if self.reducer.op is not Op.CUSTOM:
-            job = self._part_job(part)
+            job = self._part_job(self._job, part)
             job[kernels.INPUTS :] += part.lo * job[kernels.ITEMSIZE]
-            job[kernels.LO], job[kernels.HI] = 0, part.hi - part.lo
-            total = np.empty(part.hi - part.lo, value.type)
-            kernels.assign(total, total, np.empty(total.size, np.uint16), job, total[:0])
+            job[kernels.LO], job[kernels.HI], job[kernels.ENCODING] = 0, part.hi - part.lo, kernels.NATIVE
+            kernels.assign(total, total, _NOTHING, job, total[:0])
             return total
         inputs = []
         for each in (contributions[index] for index in part.covering):
             elements = value.elements(each.lo, each.hi, each.data)[part.lo - each.lo : part.hi - each.lo]
             inputs.append(value.decoded(elements))
-        divisor = int(self._job[kernels.DIVISOR])
-        return self.reducer.fold(inputs, divisor)
+        total[:] = self.reducer.fold(inputs, int(self._job[kernels.DIVISOR]))
+        return total
 
     def _update(self, part: _Part, aggregate: Array, updater: Updater, target: Target) -> None:
         """Update one part of the target through numpy."""
         lo, hi = part.lo, part.hi
         stretch = target.array[lo:hi]
+        if self.dtype == "bool" and self.reducer.op is Op.CUSTOM:
+            aggregate = aggregate.view(np.bool_)  # what a user's reducer is given
         if isinstance(updater, Merge):
             numbers = stretch.view(aggregate.dtype)
             numbers[:] = self.reducer.merge(numbers, aggregate)

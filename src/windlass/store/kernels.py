@@ -29,10 +29,10 @@ from windlass.store import reduce
 from windlass.store.reduce import Op
 from windlass.types import STORAGE, Array
 
-LO, HI, COUNT, OP, DIVISOR, ENCODING, ITEMSIZE, INPUTS = range(8)
-"""Where a job keeps what: the elements it covers, the number of inputs, `Op`, what mean divides by, how inputs are
-encoded and the bytes of one element; addresses start at INPUTS. An address is where the input's element 0 is, or would
-be if it had one: inputs that begin elsewhere need no special case."""
+LO, HI, COUNT, OP, DIVISOR, ENCODING, READ, ITEMSIZE, INPUTS = range(9)
+"""Where a job keeps what: the elements it covers, the number of inputs, `Op`, what mean divides by, how the value is
+encoded, how inputs are, and the bytes of an input's element; addresses start at INPUTS. An address is where the input's
+element 0 is, or would be if it had one: inputs that begin elsewhere need no special case."""
 
 NATIVE, BOOL, FLOAT16, BFLOAT16 = range(4)
 ENCODINGS = {"bool": BOOL, "float16": FLOAT16, "bfloat16": BFLOAT16}
@@ -89,7 +89,8 @@ def new_job(room: int, *, size: int, op: int, dtype: str) -> Array:
     """A job over the whole of a slot, with room for that many inputs."""
     job = np.zeros(INPUTS + room, np.int64)
     job[HI], job[OP], job[DIVISOR] = size, op, 1
-    job[ENCODING], job[ITEMSIZE] = ENCODINGS.get(dtype, NATIVE), STORAGE[dtype].itemsize
+    job[ENCODING] = job[READ] = ENCODINGS.get(dtype, NATIVE)
+    job[ITEMSIZE] = STORAGE[dtype].itemsize
     return job
 
 
@@ -234,7 +235,7 @@ def _reduce_native(out: Array, job: Array, offset: int) -> None:
 @jit
 def _reduce(out: Array, spare: Array, job: Array, start: int) -> None:
     """Reduce elements start to start + out.size of every input into `out`, in the order given."""
-    op, encoding, offset = job[OP], job[ENCODING], start * job[ITEMSIZE]
+    op, encoding, offset = job[OP], job[READ], start * job[ITEMSIZE]
     if encoding == NATIVE:
         _reduce_native(out, job, offset)
     else:

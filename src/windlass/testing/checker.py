@@ -6,7 +6,8 @@ pull cover it. For a pull after n own pushes, on every slot:
     always       no bit twice, none that nobody pushed; each worker's bits form a prefix; own pushes up to n are in;
                  what an earlier pull of the same worker saw is still in
     Sequential   of every worker exactly the pushes up to n; of a departed one those up to n or to its *cut*, the same
-                 cut in every pull, on every slot, and not before its last acknowledged push
+                 cut in every pull, on every slot, and not before its last acknowledged push (where a server died in
+                 the same run, each slot may have a cut of its own: docs/failure-model.md says when)
     Bounded(d)   the first n - d of every live worker are in
     not Seq.     what was acknowledged before the pull began is in
     a driver's   the value after one and the same round on every slot; what was acknowledged before is in
@@ -101,13 +102,11 @@ class _KeyJudge:
     logs: list[WorkerLog]
     violations: list[Violation] = field(default_factory=list)
     pushes: list[list[Pushed]] = field(init=False)
-    cuts: list[_Cut] = field(init=False)
+    cuts: dict[tuple[int, int], _Cut] = field(default_factory=dict)  # of each worker; of one that may be torn, by slot
     floors: dict[tuple[str, int, int], int] = field(default_factory=dict)  # (puller, slot, worker) -> seen before
 
     def __post_init__(self) -> None:
         self.pushes = [log.pushes(self.shape.name) for log in self.logs]
-        self.cuts = [_Cut(max((p.clock for p in made if p.acked is not None), default=0), "its acknowledgement")
-                     for made in self.pushes]  # fmt: skip
 
     # --- one pull -----------------------------------------------------------------------------------------------------
 
@@ -220,7 +219,11 @@ class _KeyJudge:
 
     def _bound_cut(self, puller: str, where: str, slot: int, index: int, seen: _Seen, clock: int) -> None:
         """The last push of a departed worker counts everywhere or nowhere: all pulls must agree on one cut."""
-        cut, told = self.cuts[index], f"{puller}, {where}, slot {slot}"
+        at = (index, slot if self.logs[index].may_be_torn else -1)
+        if at not in self.cuts:
+            acked = max((push.clock for push in self.pushes[index] if push.acked is not None), default=0)
+            self.cuts[at] = _Cut(acked, "its acknowledgement")
+        cut, told = self.cuts[at], f"{puller}, {where}, slot {slot}"
         if seen.last_in > cut.at_least:
             cut.at_least, cut.at_least_by = seen.last_in, told
         if seen.first_out <= clock and seen.first_out < cut.below:
@@ -229,7 +232,7 @@ class _KeyJudge:
             expected = f"push {cut.below} of departed {self.logs[index].name} everywhere or nowhere"
             got = f"push {cut.at_least} is in by {cut.at_least_by}, push {cut.below} is out by {cut.below_by}"
             self._fail("departed", puller, where, slot, expected, got)
-            self.cuts[index] = _Cut()
+            self.cuts[at] = _Cut()
 
     def _arrival(self, puller: str, where: str, slot: int, index: int, seen: _Seen, pull: Pulled) -> None:
         who, policy = self.logs[index], self.shape.consistency

@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+from windlass._wire.effects import Received
+from windlass._wire.messages import Drain
 from windlass.types import MANAGER, Role
 
 if TYPE_CHECKING:
     from windlass.testing.world import Limits, World
+
+MAX_SERVERS = 6
 
 
 def draw_faults(rng: random.Random, limits: Limits) -> list[str]:
@@ -18,6 +22,10 @@ def draw_faults(rng: random.Random, limits: Limits) -> list[str]:
     faults += ["crash"] * rng.randint(0, limits.departures)
     faults += ["zombie"] * rng.randint(0, limits.zombies)
     faults += ["join"] * rng.randint(0, limits.joins)
+    faults += ["server"] * rng.randint(0, limits.crashes)
+    faults += ["depose"] * rng.randint(0, limits.deposed)
+    faults += ["add"] * rng.randint(0, limits.additions)
+    faults += ["drain"] * rng.randint(0, limits.drains)
     rng.shuffle(faults)
     return faults
 
@@ -29,6 +37,12 @@ def next_fault(world: World) -> None:
         done = _break(world)
     elif kind == "join":
         done = _join(world)
+    elif kind == "add":
+        done = _add_server(world)
+    elif kind == "drain":
+        done = _drain_server(world)
+    elif kind in ("server", "depose"):
+        done = _lose_server(world, kind)
     else:
         done = _depart(world, kind)
     if not done:
@@ -56,9 +70,55 @@ def _join(world: World) -> bool:
     return True
 
 
+def _add_server(world: World) -> bool:
+    if world.manager.generation.number == 0 or len(world.servers) >= MAX_SERVERS:
+        return False
+    world.tell("*** a server joins")
+    world.add_server()
+    world.net.shots.additions += 1
+    return True
+
+
+def _drain_server(world: World) -> bool:
+    there = [
+        me for me in world.servers
+        if me in world.manager.nodes and me not in world.net.dead and me not in world.deposed | world.leaving
+    ]  # fmt: skip
+    if len(there) < 2:
+        return False
+    me = world.rng.choice(there)
+    world.tell(f"*** {world.name(me)} is asked to leave")
+    world.leaving.add(me)
+    world.net.put(world.net.box(MANAGER, "operator"), Received(MANAGER, Drain(request=0, server=me)))
+    world.net.shots.drains += 1
+    return True
+
+
+def _lose_server(world: World, kind: str) -> bool:
+    """A server dies; or only the manager thinks so, because they cannot reach each other, or the server is stopped."""
+    there = [me for me in world.servers if me not in world.net.dead | world.deposed | world.leaving]
+    held = [chain for key in world.manager.chart.keys.values() for chain in key.chains]
+    chains = [tuple(me for me in chain if me in there) for chain in held]
+    may_go = [me for me in there if chains and not any(chain == (me,) for chain in chains)]
+    unnoticed = [me for me in world.servers if me in world.net.dead | world.deposed and me in world.manager.nodes]
+    if len(there) < 2 or not may_go or len(unnoticed) >= world.manager.config.replicas:
+        return False  # so many may go at the same time, and no more
+    me = world.rng.choice(may_go)
+    world.tell(f"*** {world.name(me)} is lost ({kind})")
+    if kind == "server":
+        world.net.kill(me)
+        world.net.shots.crashes += 1
+    else:
+        world.deposed.add(me)
+        world.part(me, is_stopped=world.rng.random() < 0.5)
+        world.net.shots.deposed += 1
+    return True
+
+
 def _depart(world: World, kind: str) -> bool:
     there = [
-        me for me, worker in world.workers.items()
+        me
+        for me, worker in world.workers.items()
         if worker.log.departed is None and worker.state.role is Role.WORKER and world.net.is_open(me, MANAGER)
     ]
     may_go = [me for me in there if world.workers[me].program.is_ready]

@@ -73,13 +73,14 @@ class Pulled:
 class WorkerLog:
     """One worker's calls, in program order. `since` is the clock it started at on each key and `entered` when it was
     told so, for one that joined later; both are 0 for those who were there from the start. `departed` is the earliest
-    moment at which anybody could take it for dead."""
+    moment at which anybody could take it for dead; `may_be_torn`: and a server died, perhaps in the same round."""
 
     name: str
     events: list[Pushed | Pulled] = field(default_factory=list)
     since: dict[str, int] = field(default_factory=dict)
     entered: dict[str, float] = field(default_factory=dict)
     departed: float | None = None
+    may_be_torn: bool = False
 
     def pushes(self, key: str) -> list[Pushed]:
         return [event for event in self.events if isinstance(event, Pushed) and event.key == key]

@@ -6,33 +6,33 @@ by their import path. `MUTANTS` says what each breaks and where it can be seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
 from windlass.consistency import Admission, Keeper, Verdict, may_pull
 from windlass.consistency.rounds import StagedPiece
-from windlass.server.arrival import ArrivalKey
-from windlass.server.key import HeldSlot, Members
-from windlass.server.pins import Pins
-from windlass.server.sequential import SequentialKey
+from windlass.server.arrival import ArrivalShard
+from windlass.server.log import Log
+from windlass.server.sequential import SequentialShard
+from windlass.server.shard import HeldSlot
 from windlass.server.state import ServerState
-from windlass.store.dense import DenseSlot
 from windlass.testing.explorer import Limits
 from windlass.types import Bounded, Eventual, Generation, Incarnation, Sequential
 
 # --- a resend counts twice --------------------------------------------------------------------------------------------
 
 
-class _ResendCountsInRound(SequentialKey):
+class _ResendCountsInRound(SequentialShard):
     def admit(self, peer: Incarnation, push: m.Push) -> Admission:
         admission = super().admit(peer, push)
         is_open = self.rounds.find(peer, push.clock) is not None
         return Admission.NEXT if admission is Admission.DUPLICATE and is_open else admission
 
 
-class _ResendCountsOnArrival(ArrivalKey):
+class _ResendCountsOnArrival(ArrivalShard):
     def admit(self, peer: Incarnation, push: m.Push) -> Admission:
         admission = super().admit(peer, push)
         is_last = push.clock == self.clocks.received[peer]
@@ -42,14 +42,14 @@ class _ResendCountsOnArrival(ArrivalKey):
 class CountsResends(ServerState):
     """Takes a push that was sent again for a new one."""
 
-    sequential_key = _ResendCountsInRound
-    arrival_key = _ResendCountsOnArrival
+    sequential_shard = _ResendCountsInRound
+    arrival_shard = _ResendCountsOnArrival
 
 
 # --- a round without one of its members -------------------------------------------------------------------------------
 
 
-class _RoundLacksOne(SequentialKey):
+class _RoundLacksOne(SequentialShard):
     def close(self, round: int, members: tuple[Incarnation, ...]) -> list[Effect]:
         made = self.rounds.find(max(members), round) if len(members) > 1 else None
         if made is not None and round == self.rounds.closed + 1 and round % 2 == 0:
@@ -60,18 +60,18 @@ class _RoundLacksOne(SequentialKey):
 class DropsMember(ServerState):
     """Closes every second round without what one member gave to it, and acknowledges that all the same."""
 
-    sequential_key = _RoundLacksOne
+    sequential_shard = _RoundLacksOne
 
 
 # --- a pull that does not wait ----------------------------------------------------------------------------------------
 
 
-class _PullsEarlyInRound(SequentialKey):
+class _PullsEarlyInRound(SequentialShard):
     def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:
         return super().verdict(slot, peer, max(0, clock - 1))
 
 
-class _PullsEarlyOnArrival(ArrivalKey):
+class _PullsEarlyOnArrival(ArrivalShard):
     def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:
         policy = self.spec.consistency
         if slot.missing or not isinstance(policy, Bounded):
@@ -83,38 +83,38 @@ class _PullsEarlyOnArrival(ArrivalKey):
 class AnswersEarly(ServerState):
     """Answers a sequential pull one round too early."""
 
-    sequential_key = _PullsEarlyInRound
+    sequential_shard = _PullsEarlyInRound
 
 
 class AllowsMoreDelay(ServerState):
     """Lets a bounded pull lead by one push more than its delay."""
 
-    arrival_key = _PullsEarlyOnArrival
+    arrival_shard = _PullsEarlyOnArrival
 
 
 # --- an acknowledgement of what is not done ---------------------------------------------------------------------------
 
 
-class _AcksStagedRound(SequentialKey):
+class _AcksStagedRound(SequentialShard):
     def accept(self, peer: Incarnation, push: m.Push, staged: list[StagedPiece]) -> list[Effect]:
-        ack = [] if push.pull else [Send(peer, m.Ack(key=self.id, clock=push.clock))]
+        ack = [] if push.pull else [Send(peer, self._ack(push.clock))]
         return [*ack, *super().accept(peer, push, staged)]
 
 
-class _AcksOnArrival(ArrivalKey):
+class _AcksOnArrival(ArrivalShard):
     def accept(self, peer: Incarnation, push: m.Push, staged: list[StagedPiece]) -> list[Effect]:
-        ack = [] if push.pull else [Send(peer, m.Ack(key=self.id, clock=push.clock))]
+        ack = [] if push.pull else [Send(peer, self._ack(push.clock))]
         return [*ack, *super().accept(peer, push, staged)]
 
 
 class AcksEarly(ServerState):
     """Acknowledges a push when it is here, not when it is applied."""
 
-    sequential_key = _AcksStagedRound
-    arrival_key = _AcksOnArrival
+    sequential_shard = _AcksStagedRound
+    arrival_shard = _AcksOnArrival
 
 
-class _AcksClosedRound(SequentialKey):
+class _AcksClosedRound(SequentialShard):
     def close(self, round: int, members: tuple[Incarnation, ...]) -> list[Effect]:
         is_next = round == self.rounds.closed + 1
         effects = super().close(round, members)
@@ -127,13 +127,13 @@ class AcksResendsEarly(ServerState):
     """Acknowledges a resent push when its round is closed, though some slots have yet to read it: an old mistake of
     ours, seen where memory is shared, because the worker then reuses what the server still needs."""
 
-    sequential_key = _AcksClosedRound
+    sequential_shard = _AcksClosedRound
 
 
 # --- decisions made alone ---------------------------------------------------------------------------------------------
 
 
-class _DecidesAlone(SequentialKey):
+class _DecidesAlone(SequentialShard):
     def close(self, round: int, members: tuple[Incarnation, ...]) -> list[Effect]:
         return super().close(round, self.rounds.whole(round) if round == self.rounds.closed + 1 else members)
 
@@ -141,29 +141,103 @@ class _DecidesAlone(SequentialKey):
 class DecidesAlone(ServerState):
     """Closes a round with whomever it has itself: a worker that died half-way counts on some servers only."""
 
-    sequential_key = _DecidesAlone
+    sequential_shard = _DecidesAlone
 
 
 class _CountsOldReports(Keeper):
-    def report(self, server: Incarnation, round: int, generation: Generation, members: Iterable[Incarnation]) -> None:
-        super().report(server, round, Generation(0, 0), members)
+    def report(self, shard: int, round: int, generation: Generation, members: Iterable[Incarnation]) -> None:
+        super().report(shard, round, Generation(0, 0), members)
 
     def verdict(self, round: int, generation: Generation) -> frozenset[Incarnation] | None:
         return super().verdict(round, Generation(0, 0))
 
 
-class _TrustsOldReports(SequentialKey):
-    def __init__(
-        self, place: m.Place, me: Incarnation, slots: dict[int, DenseSlot], members: Members, pins: Pins
-    ) -> None:
-        super().__init__(place, me, slots, members, pins)
-        self.reports = _CountsOldReports(self.servers) if self.keeper == me else None
+class _TrustsOldReports(SequentialShard):
+    keeper_kind = _CountsOldReports
 
 
 class IgnoresGeneration(ServerState):
     """Its keeper counts reports that were made under an older membership."""
 
-    sequential_key = _TrustsOldReports
+    sequential_shard = _TrustsOldReports
+
+
+# --- a round with half a push -----------------------------------------------------------------------------------------
+
+
+class _ClosesHalf(SequentialShard):
+    def accept(self, peer: Incarnation, push: m.Push, staged: list[StagedPiece]) -> list[Effect]:
+        made = self.rounds.contribution(peer, push.clock, push.parts)
+        made.parts = 1
+        return super().accept(peer, push, staged)
+
+
+class ClosesHalf(ServerState):
+    """Takes a push for whole when one part of it is here."""
+
+    sequential_shard = _ClosesHalf
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+
+
+class _TellsAtOnce(Log):
+    def hold_back(self, effects: Sequence[Effect], may_answer: bool) -> list[Effect]:
+        return list(effects)
+
+
+class _TellsAtOnceInRound(SequentialShard):
+    log_kind = _TellsAtOnce
+
+
+class _TellsAtOnceOnArrival(ArrivalShard):
+    log_kind = _TellsAtOnce
+
+
+class AcksUnreplicated(ServerState):
+    """Acknowledges, and answers, before its chain has what it tells of."""
+
+    sequential_shard = _TellsAtOnceInRound
+    arrival_shard = _TellsAtOnceOnArrival
+
+
+class _HeedsDeposed(Log):
+    def is_from_predecessor(self, peer: Incarnation) -> bool:
+        self._heeded = getattr(self, "_heeded", None) or self.predecessor
+        return peer == self._heeded or super().is_from_predecessor(peer)
+
+
+class _HeedsDeposedInRound(SequentialShard):
+    log_kind = _HeedsDeposed
+
+
+class _HeedsDeposedOnArrival(ArrivalShard):
+    log_kind = _HeedsDeposed
+
+
+class HeedsDeposed(ServerState):
+    """Takes entries from a head that is no longer its predecessor: it ignores the generation."""
+
+    sequential_shard = _HeedsDeposedInRound
+    arrival_shard = _HeedsDeposedOnArrival
+
+
+class InheritsEarly(ServerState):
+    """Speaks for a shard at once, though its old head may be alive and does not know yet."""
+
+    def may_inherit(self, shard: SequentialShard | ArrivalShard) -> bool:
+        return True
+
+
+class _StartsWithoutCounts(ArrivalShard):
+    def learn_counts(self, counts: dict[str, Any]) -> None:
+        super().learn_counts(counts | {"applied": dict.fromkeys(counts["applied"], 0)})
+
+
+class ForgetsClocks(ServerState):
+    """Its learners are shown values, but not whose pushes are in them."""
+
+    arrival_shard = _StartsWithoutCounts
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------
@@ -171,8 +245,9 @@ class IgnoresGeneration(ServerState):
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`rules` are the promises it breaks; `limits` let the explorer look where it shows. `is_visible_outside`: it shows
-    in real processes too, within a few seconds; the others need a death or a delivery at one very moment."""
+    """`rules` are the promises it breaks ("stuck": that nobody waits for ever); `limits` let the explorer look where it
+    shows. `is_visible_outside`: it shows in real processes too, within a few seconds; the others need a death or a
+    delivery at one very moment."""
 
     server: type[ServerState]
     rules: frozenset[str]
@@ -180,8 +255,9 @@ class Mutant:
     is_visible_outside: bool
 
 
-_CALM = Limits(breaks=0, departures=0, zombies=0, joins=0, large=0.0)
-_BROKEN = Limits(breaks=6, departures=0, zombies=0, joins=0, large=0.0)
+_CALM = Limits(breaks=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0, additions=0, drains=0, large=0.0)
+_BROKEN = replace(_CALM, breaks=6)
+_CHAINED = replace(_CALM, servers=(2, 3), replicas=(1, 1), crashes=1)
 _ROUNDS = (Sequential(),)
 
 MUTANTS = {
@@ -194,7 +270,7 @@ MUTANTS = {
         Mutant(
             AcksEarly,
             frozenset({"once", "never made", "acknowledged", "departed"}),
-            Limits(breaks=0, departures=2, zombies=0, joins=0, consistencies=(Sequential(), Eventual())),
+            replace(_CALM, departures=2, large=0.05, consistencies=(Sequential(), Eventual())),
             False,
         ),
         Mutant(
@@ -202,6 +278,7 @@ MUTANTS = {
             frozenset({"once", "never made"}),
             Limits(
                 servers=(1, 1), workers=(3, 5), clock=(3, 5), breaks=30, departures=0, zombies=0, joins=0, large=0.0,
+                crashes=0, deposed=0, additions=0, drains=0, replicas=(0, 0),
                 consistencies=_ROUNDS,
             ),
             False,
@@ -209,13 +286,41 @@ MUTANTS = {
         Mutant(
             DecidesAlone,
             frozenset({"departed", "order"}),
-            Limits(servers=(2, 3), departures=2, zombies=1, joins=0, consistencies=_ROUNDS),
+            replace(_CALM, servers=(2, 3), breaks=4, departures=2, zombies=1, large=0.05, consistencies=_ROUNDS),
             False,
         ),
         Mutant(
             IgnoresGeneration,
             frozenset({"sequential", "own pushes"}),
-            Limits(servers=(2, 3), joins=3, departures=0, zombies=0, consistencies=_ROUNDS),
+            replace(_CALM, servers=(2, 3), breaks=4, joins=3, large=0.05, consistencies=_ROUNDS),
+            False,
+        ),
+        Mutant(
+            ClosesHalf,
+            frozenset({"sequential", "own pushes", "acknowledged"}),
+            replace(_CALM, servers=(1, 1), consistencies=_ROUNDS),
+            False,
+        ),
+        Mutant(AcksUnreplicated, frozenset({"acknowledged", "own pushes", "monotonic"}), _CHAINED, False),
+        Mutant(
+            HeedsDeposed,
+            frozenset({"once", "acknowledged", "sequential", "own pushes", "monotonic", "order"}),
+            replace(_CHAINED, servers=(2, 2), workers=(4, 6), keys=(1, 1), clock=(6, 8), crashes=0, deposed=1),
+            False,
+        ),
+        Mutant(
+            InheritsEarly,
+            frozenset({"acknowledged", "bounded", "monotonic"}),
+            replace(
+                _CHAINED, servers=(2, 2), workers=(3, 4), keys=(1, 1), clock=(10, 14), crashes=0, deposed=1,
+                consistencies=(Eventual(),),
+            ),
+            False,
+        ),
+        Mutant(
+            ForgetsClocks,
+            frozenset({"once", "stuck"}),
+            replace(_CHAINED, servers=(3, 4), crashes=2, breaks=2, consistencies=(Eventual(), Bounded(2))),
             False,
         ),
     )

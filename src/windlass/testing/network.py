@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from windlass._wire.effects import Event, LinkDown, LinkUp, Received, Send, Sent
-from windlass.types import Block, Bytes, Incarnation
+from windlass.types import MANAGER, Block, Bytes, Incarnation
 
 POISON = 0x5A
 
@@ -70,6 +70,10 @@ class Shots:
     zombies: int = 0
     joins: int = 0
     resends: int = 0
+    crashes: int = 0
+    deposed: int = 0
+    additions: int = 0
+    drains: int = 0
 
     def add(self, other: Shots) -> None:
         for name in self.__slots__:
@@ -89,6 +93,7 @@ class Network:
     open: set[tuple[Incarnation, Incarnation]] = field(default_factory=set)  # both directions are in it
     untold: Counter[tuple[Incarnation, Incarnation]] = field(default_factory=Counter)  # what a node must hear first
     dead: set[Incarnation] = field(default_factory=set)
+    parted: set[Incarnation] = field(default_factory=set)  # who cannot reach the manager now
 
     # --- boxes --------------------------------------------------------------------------------------------------------
 
@@ -136,7 +141,7 @@ class Network:
 
     def connect(self, dialler: Incarnation, peer: Incarnation) -> None:
         """Open a link, or tell the dialler that nobody is there. Harmless when it is open."""
-        if (dialler, peer) in self.open or dialler in self.dead:
+        if (dialler, peer) in self.open or dialler in self.dead or (peer == MANAGER and dialler in self.parted):
             return
         if peer in self.dead:
             self._report(peer, dialler, LinkDown(peer, "nobody is there"))
@@ -150,7 +155,7 @@ class Network:
         self.untold[node, peer] += 1
         self.put(self._link(peer, node), event)
 
-    def disconnect(self, one: Incarnation, other: Incarnation, reason: str) -> None:
+    def disconnect(self, one: Incarnation, other: Incarnation, reason: str, *, is_death: bool = False) -> None:
         """Break an open link: a suffix of what is under way is lost, both ways."""
         if (one, other) not in self.open:
             return
@@ -168,18 +173,19 @@ class Network:
             for _ in range(lost):
                 box.events.pop()
             self.shots.lost += lost
-            self._report(sender, receiver, LinkDown(sender, reason))
+            self._report(sender, receiver, LinkDown(sender, reason, is_death))
 
     def kill(self, node: Incarnation) -> None:
         """The node's process is gone: its links break, and nothing reaches it any more."""
         for one, other in sorted(self.open):
             if one == node:
-                self.disconnect(one, other, "its process died")
+                self.disconnect(one, other, "its process died", is_death=True)
         self.dead.add(node)
         for box in self.boxes.values():
             if box.node == node and box.events:
                 box.events.clear()
-                self._idle(box)
+                if box.index >= 0:
+                    self._idle(box)
 
     def send(self, sender: Incarnation, send: Send) -> bool:
         """Queue a message; False when no link is open and it is dropped."""

@@ -19,7 +19,7 @@ from windlass.store.reduce import reducer_rule
 from windlass.store.update import updater_rule
 from windlass.testing.history import NEWEST, KeyShape, Pulled, Pushed, WorkerLog
 from windlass.testing.network import PoisonedHeap
-from windlass.types import MANAGER, Array, Block, Bytes, Incarnation, KeySpec
+from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeySpec
 from windlass.worker.entry import Entry
 from windlass.worker.landing import Landing
 from windlass.worker.ops import KeyInfo, Op, Request
@@ -70,6 +70,7 @@ class Program:
     log: WorkerLog
     rng: random.Random
     submit: Callable[[Op | Request], None]
+    use: Callable[[KeyInfo, Generation], None]
     now: Callable[[], float]
     rank: Callable[[], int]
     is_shared: bool
@@ -91,14 +92,16 @@ class Program:
 
     # --- declaring ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, peer: Incarnation, make: Callable[[int], m.AnyMessage], data: tuple[Block, ...] = ()) -> Any:
+    def _ask(
+        self, to: Incarnation | tuple[KeyInfo, int], make: Callable[[int], m.AnyMessage], data: tuple[Block, ...] = ()
+    ) -> Any:
         answers: list[Any] = []
 
         def finish(answer: Any, buffers: tuple[Bytes, ...], error: WindlassError | None) -> None:
             self.error = self.error or error
             answers.append(answer)
 
-        self.submit(Request(peer, make, finish, data))
+        self.submit(Request(to, make, finish, data))
         yield lambda: bool(answers)
         self._check()
         return answers[0]
@@ -110,28 +113,35 @@ class Program:
             consistency=shape.consistency, chunk_bytes=shape.slot_size * 8,
         )  # fmt: skip
         declared = yield from self._ask(MANAGER, lambda n: m.Declare(request=n, spec=spec))
-        key = KeyInfo(declared.key, declared.spec, declared.slots)
+        key = self._use(declared)
         entry = Entry(key, "numpy", _Edge(self.memory, self.is_shared))  # type: ignore[arg-type]
         if self.rank() == 0:
             first = np.zeros(shape.size, np.int64)
-            for server in sorted(key.whole, key=lambda server: server == key.keeper):
-                parts, owned = entry.parts(first, 0, {server: key.whole[server]}, may_borrow=True)
-                for pieces, blocks in parts[server]:
-                    yield from self._ask(server, self._init(key, pieces), blocks)
+            for shard in reversed(key.whole):
+                parts, owned = entry.parts(first, 0, {shard: key.whole[shard]}, may_borrow=True)
+                for pieces, blocks in parts[shard]:
+                    yield from self._ask((key, shard), self._init(key, shard, pieces), blocks)
                 for block in owned:
                     self.memory.free(block)
-        attached = yield from self._ask(key.keeper, lambda n: m.Attach(request=n, key=key.id))
+        attached = yield from self._ask((key, 0), self._attach(key, 0, -1))
         key.clock = key.since = int(attached.detail)
-        for server in key.whole:
-            if server != key.keeper:
-                yield from self._ask(server, lambda n: m.Attach(request=n, key=key.id, clock=key.since))
+        for shard in range(1, len(key.chains)):
+            yield from self._ask((key, shard), self._attach(key, shard, key.since))
         self.log.since[shape.name] = key.since
         if self.is_joiner:
             self.log.entered[shape.name] = self.now()
         return entry
 
-    def _init(self, key: KeyInfo, pieces: tuple[m.Piece, ...]) -> Callable[[int], m.AnyMessage]:
-        return lambda n: m.Init(request=n, key=key.id, pieces=pieces)
+    def _use(self, declared: m.Declared) -> KeyInfo:
+        key = KeyInfo(declared.key, declared.spec, list(declared.chains))
+        self.use(key, Generation(declared.term, declared.number))
+        return key
+
+    def _init(self, key: KeyInfo, shard: int, pieces: tuple[m.Piece, ...]) -> Callable[[int], m.AnyMessage]:
+        return lambda n: m.Init(request=n, key=key.id, shard=shard, pieces=pieces)
+
+    def _attach(self, key: KeyInfo, shard: int, clock: int) -> Callable[[int], m.AnyMessage]:
+        return lambda n: m.Attach(request=n, key=key.id, shard=shard, clock=clock)
 
     def _check(self) -> None:
         if self.error is not None:
@@ -244,7 +254,7 @@ class Reader(Program):
             entries = []
             for shape in self.plan.keys:
                 declared = yield from self._ask(MANAGER, self._lookup(shape))
-                key = KeyInfo(declared.key, declared.spec, declared.slots)
+                key = self._use(declared)
                 entries.append(Entry(key, "numpy", _Edge(self.memory, self.is_shared)))  # type: ignore[arg-type]
             for _ in range(self.rng.randint(1, 2 * self.plan.clock)):
                 number = self.rng.randrange(len(entries))

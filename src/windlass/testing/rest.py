@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from windlass.types import Array, KeyId
+from windlass.types import MANAGER, Array, KeyId
 
 if TYPE_CHECKING:
     from windlass.testing.world import World
@@ -23,17 +23,19 @@ def at_rest(world: World) -> str:
             left.append(f"failed: {name}: {worker.program.error}")
         for op in state.ops.values():
             verb = "pull" if op.push is None else "push"
-            whom = ", ".join(world.name(peer) for peer in sorted(op.waits_for()))
+            whom = ", ".join(world.name(peer) for peer in sorted(op.waits_for_servers()))
             why = _why(world, me, op.key.id)
             left.append(f"stuck: {name}: {verb} {op.clock} of '{op.key.spec.name}' waits for {whom}{why}")
         for request in state.requests.values():
-            left.append(f"stuck: {name}: {type(request.make(0)).__name__} to {world.name(request.peer)} has no answer")
+            what, whom = type(request.make(0)).__name__, world.name(request.peer or MANAGER)
+            left.append(f"stuck: {name}: {what} to {whom} has no answer")
         if not worker.is_over and not left:
             left.append(f"stuck: {name}: its program waits, though nothing is under way")
         if worker.log.departed is None and worker.program.memory.live:
             left.append(f"leak: {name} keeps {len(worker.program.memory.live)} blocks of finished pushes")
     for server in world.servers.values():
-        left += _left_on(world, server)
+        if server.me not in world.net.dead and server.me not in world.deposed:
+            left += _left_on(world, server)
     return "\n".join(left[:8])
 
 
@@ -44,13 +46,13 @@ def _left_on(world: World, server: object) -> list[str]:
     left: list[str] = []
     name = world.name(server.me)
     num_slots = 0
-    for key in server.keys.values():
-        num_slots += len(key.slots)
-        for slot in key.slots.values():
+    for shard in (shard for key in server.keys.values() for shard in key.shards.values()):
+        num_slots += len(shard.slots)
+        for slot in shard.slots.values():
             for waiting in slot.waiting:
                 worker = world.workers.get(waiting.peer)
                 if worker is not None and worker.log.departed is None:
-                    left.append(f"stuck: {name}: a pull of {worker.log.name} on '{key.spec.name}' is not answered")
+                    left.append(f"stuck: {name}: a pull of {worker.log.name} on '{shard.spec.name}' is not answered")
     num_blocks = len(world.heaps[server.me].live)
     if not len(server._pins) and num_blocks != num_slots:
         left.append(f"leak: {name} keeps {num_blocks} blocks for {num_slots} slots")
@@ -59,8 +61,8 @@ def _left_on(world: World, server: object) -> list[str]:
 
 def _why(world: World, me: object, key: KeyId) -> str:
     told = [
-        f"{world.name(server.me)} says {server.keys[key].explain(me)}"  # type: ignore[arg-type]
-        for server in world.servers.values() if key in server.keys
+        f"{world.name(server.me)} says {server._inspect(me, key)}"  # type: ignore[arg-type]
+        for server in world.servers.values() if key in server.keys and server.me not in world.net.dead
     ]  # fmt: skip
     return f" ({'; '.join(told)})" if told else ""
 
@@ -71,13 +73,15 @@ def final_values(world: World) -> dict[str, Array]:
     for shape in world.plan.keys:
         value = np.zeros(shape.size, np.int64)
         is_there = False
-        for server in world.servers.values():
-            for key in server.keys.values():
-                if key.spec.name == shape.name:
-                    is_there = True
-                    for number, slot in key.slots.items():
-                        lo = number * shape.slot_size
-                        value[lo : lo + slot.dense.size] = slot.dense.block.array.view(np.int64)
+        placed = world.manager._keys.get(shape.name)
+        for number, chain in enumerate(placed.charted.chains if placed is not None else ()):
+            held = world.servers[chain[0]].keys.get(placed.id) if placed is not None and chain else None
+            if held is None or number not in held.shards:
+                continue
+            is_there = True
+            for slot in held.shards[number].slots.values():
+                lo = slot.number * shape.slot_size
+                value[lo : lo + slot.dense.size] = slot.dense.block.array.view(np.int64)
         if is_there:
             values[shape.name] = value
     return values

@@ -91,7 +91,7 @@ def cut_link(store: Store, rng: random.Random) -> tuple[int, int]:
         if not servers:
             return 0, 0
         peer = rng.choice(servers)
-        resends = sum(peer in op.waits_for() for op in state.ops.values())
+        resends = sum(peer in op.waits_for_servers() for op in state.ops.values())
         client.hub.hangup(peer, "cut by a test")
         return 1, resends
     finally:

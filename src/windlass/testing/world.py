@@ -24,7 +24,8 @@ from windlass.worker.state import ASK_AGAIN_SECONDS, REDIAL_SECONDS, Call, Submi
 FIRST_WORKER = 10
 READER = Incarnation(99)
 MAX_STEPS = 20_000
-MAX_PAUSES = 5
+MAX_PAUSES = 60
+LEASE_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,27 @@ class Limits:
     joins: int = 1
     readers: int = 0
     """1: in every second run a driver reads the newest round now and then."""
+    replicas: tuple[int, int] = (0, 2)
+    crashes: int = 1
+    """Servers that die. None that is the last of a chain."""
+    deposed: int = 1
+    """Servers that the manager takes for dead while they live."""
+    additions: int = 1
+    """Servers that come, while the others are at work."""
+    drains: int = 1
+    """Servers that are asked to leave."""
     large: float = 0.05
     """How often slots are so large that replies go from where they lie, under a pin, instead of by copy."""
+
+
+@dataclass(slots=True)
+class Away:
+    """A node that the manager cannot reach, until so many steps have been made; stopped, or at work. What the manager
+    says to `late` is on its way for as long."""
+
+    until: int
+    is_stopped: bool
+    late: Incarnation
 
 
 @dataclass(slots=True, eq=False)
@@ -81,17 +101,22 @@ class World:
         self.plan = self._draw_plan()
         num_workers = self.plan.num_seats - limits.joins
         num_servers = rng.randint(*limits.servers)
-        self.manager = ManagerState(ManagerConfig(num_servers=num_servers, num_workers=num_workers))
+        replicas = min(rng.randint(*limits.replicas), num_servers - 1)
+        config = ManagerConfig(
+            num_servers=num_servers, num_workers=num_workers, replicas=replicas, lease_seconds=LEASE_SECONDS,
+            shards_per_server=rng.choice((1, 4)),
+        )  # fmt: skip
+        self.manager = ManagerState(config)
         self.servers: dict[Incarnation, ServerState] = {}
         self.heaps: dict[Incarnation, PoisonedHeap] = {}
         self.workers: dict[Incarnation, WorkerNode] = {}
         self.sent: set[tuple[Any, ...]] = set()
-        for number in range(1, num_servers + 1):
-            me = Incarnation(number)
-            self.heaps[me] = PoisonedHeap()
-            join = m.Join(role=Role.SERVER, pid=number, addresses=(str(number),), rank=number - 1)
-            self.servers[me] = server(me, self.heaps[me], ServerConfig(join=join, manager=()))
-            self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
+        self.deposed: set[Incarnation] = set()
+        self.leaving: set[Incarnation] = set()
+        self.away: dict[Incarnation, Away] = {}
+        self._server_kind = server
+        for _ in range(num_servers):
+            self.add_server()
         for _ in range(num_workers):
             self.add_worker(is_joiner=False)
         self.reader = self._add_reader() if rng.randint(0, limits.readers) else None
@@ -113,6 +138,14 @@ class World:
         rng.shuffle(order)
         return Plan(keys, order, clock, num_seats, ranges=rng.choice((0.0, 0.5)), waits=rng.choice((0.2, 0.6, 1.0)))
 
+    def add_server(self) -> None:
+        me = Incarnation(len(self.servers) + 1)
+        self.heaps[me] = PoisonedHeap()
+        join = m.Join(role=Role.SERVER, pid=int(me), addresses=(str(me),), rank=int(me) - 1)
+        config = ServerConfig(join=join, manager=(), lease_seconds=LEASE_SECONDS)
+        self.servers[me] = self._server_kind(me, self.heaps[me], config)
+        self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
+
     def add_worker(self, *, is_joiner: bool) -> None:
         seat = sum(me != READER for me in self.workers)
         me, rank = Incarnation(FIRST_WORKER + seat), -1 if is_joiner else seat
@@ -133,7 +166,7 @@ class World:
         node = WorkerNode(WorkerState(me, join, ()), log)
         node.program = kind(
             self.plan, int(me) - FIRST_WORKER, log, random.Random(self.rng.random()),
-            submit=lambda work: self._submit(me, work), now=lambda: float(self.now),
+            submit=lambda work: self._submit(me, work), use=node.state.use, now=lambda: float(self.now),
             rank=lambda: node.state.rank, is_shared=self.net.is_shared, is_joiner=is_joiner,
         )  # fmt: skip
         node.steps = node.program.run()
@@ -156,11 +189,15 @@ class World:
                 if self.faults and rng.random() < self.hurry and self._is_under_way():
                     next_fault(self)
                     continue
+                if self.away and self._are_back():
+                    continue
                 box = busy[int(rng.random() * len(busy))]
                 for _ in range(self.candidates - 1):
                     other = busy[int(rng.random() * len(busy))]
                     if other.priority > box.priority:
                         box = other
+                if self.away and self._is_kept_from(box):
+                    continue
                 self._deliver(box, net.take(box))
                 net.shots.delivered += 1
                 if not busy:
@@ -171,13 +208,43 @@ class World:
             return f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
         return at_rest(self)
 
+    def part(self, me: Incarnation, *, is_stopped: bool) -> None:
+        """Cut a node off from the manager for some while, and stop it, perhaps. Time passes meanwhile."""
+        late = self.rng.choice([*self.workers])
+        self.away[me] = Away(self.now + self.rng.randint(50, 400), is_stopped, late)
+        self.net.parted.add(me)
+        self.net.disconnect(me, MANAGER, "cut")
+
+    def _is_kept_from(self, box: Box) -> bool:
+        """Whether what is in this box does not get through now."""
+        if box.node in self.away and self.away[box.node].is_stopped:
+            return True
+        return box is self.net.links.get((MANAGER, box.node)) and any(
+            box.node == away.late for away in self.away.values()
+        )
+
+    def _are_back(self) -> bool:
+        """Let those go on whose time is over. While somebody is away, time passes for the others, too."""
+        for me, away in list(self.away.items()):
+            if self.now >= away.until:
+                del self.away[me]
+                self.net.parted.discard(me)
+                self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
+                return True
+        if self.rng.random() < 0.03:
+            self.seconds += self.rng.choice((0.1, 1.0, LEASE_SECONDS))
+            for me in self.servers:
+                if me not in self.net.dead and self.rng.random() < 0.7:
+                    self.net.put(self.net.box(me, "tick"), Tick())
+        return False
+
     def _let_time_pass(self) -> None:
         """Nothing moves: whoever still waits hears that time has passed, a few times, and may ask again."""
         waiting = [me for me, worker in self.workers.items() if me not in self.net.dead and worker.state.has_work]
         if waiting and self._num_pauses < MAX_PAUSES:
             self._num_pauses += 1
             self.seconds += ASK_AGAIN_SECONDS
-            for me in waiting:
+            for me in (*waiting, *(me for me in self.servers if me not in self.net.dead)):
                 self.net.put(self.net.box(me, "tick"), Tick())
 
     def _is_under_way(self) -> bool:
@@ -240,14 +307,15 @@ class World:
             elif isinstance(effect, Hangup):
                 net.disconnect(node, effect.peer, effect.reason)
             elif isinstance(effect, Stop):
-                raise AssertionError(f"{self.name(node)} stopped: {effect.reason}")
+                assert node in self.deposed | self.leaving, f"{self.name(node)} stopped: {effect.reason}"
+                net.kill(node)
 
     def _send(self, node: Incarnation, send: Send) -> None:
         if not self.net.send(node, send):
             return
         message = send.message
         if isinstance(message, m.Push):
-            which = (node, send.peer, message.key, message.clock, message.part)
+            which = (node, message.key, message.shard, message.clock, message.part)
             if which in self.sent:
                 self.net.shots.resends += 1
             self.sent.add(which)
@@ -258,7 +326,8 @@ class World:
         logs = []
         for worker in self.workers.values():
             answered = [one for one in worker.log.events if not isinstance(one, Pulled) or one.responded]
-            logs.append(replace(worker.log, events=answered))
+            is_torn = worker.log.departed is not None and bool(self.net.shots.crashes or self.net.shots.deposed)
+            logs.append(replace(worker.log, events=answered, may_be_torn=is_torn))
         return History({shape.name: shape for shape in self.plan.keys}, logs, final_values(self))
 
     def name(self, node: Incarnation) -> str:

@@ -7,6 +7,7 @@ A key goes slot by slot, so that no more than a few shards of it are in memory h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from os import PathLike
@@ -15,22 +16,36 @@ import numpy as np
 
 from windlass._wire import messages as m
 from windlass.checkpoint import AfterRound, Reader, SavedSlot, WhenAsked, Writer
-from windlass.types import MANAGER, Block, Incarnation, KeyId, Sequential
+from windlass.types import MANAGER, Block, Generation, Incarnation, KeyId, Sequential
 from windlass.worker.client import Client
+from windlass.worker.ops import KeyInfo
 
 __all__ = ["Counts", "SavedSlot", "load", "read_slots", "save", "write_slots"]
+
+
+@contextmanager
+def _using(client: Client, declared: m.Declared) -> Iterator[KeyInfo]:
+    """The key, its shards' heads kept up to date."""
+    key = KeyInfo(declared.key, declared.spec, list(declared.chains))
+    client.use(key, Generation(declared.term, declared.number))
+    try:
+        yield key
+    finally:
+        client.disuse(key)
 
 
 def read_slots(client: Client, name: str) -> tuple[m.Declared, list[SavedSlot]]:
     """Everything that a key is made of, slot by slot. Blocks; nobody may push meanwhile."""
     declared = _look_up(client, name)
-    return declared, [_read_slot(client, declared, number) for number in range(len(declared.slots))]
+    with _using(client, declared) as key:
+        return declared, [_read_slot(client, key, number) for number in range(key.spec.num_slots)]
 
 
 def write_slots(client: Client, declared: m.Declared, slots: Sequence[SavedSlot]) -> None:
     """Make a key of what `read_slots` gave. Blocks; nobody may push meanwhile."""
-    for number in _keeper_last(declared):
-        _write_slot(client, declared, number, slots[number])
+    with _using(client, declared) as key:
+        for number in _keeper_last(key):
+            _write_slot(client, key, number, slots[number])
 
 
 def _look_up(client: Client, name: str) -> m.Declared:
@@ -39,20 +54,20 @@ def _look_up(client: Client, name: str) -> m.Declared:
     return found
 
 
-def _keeper_last(declared: m.Declared) -> Iterator[int]:
+def _keeper_last(key: KeyInfo) -> Iterator[int]:
     """When the keeper has its part, everybody has, and it lets those in who wait for a first value."""
-    keeper = declared.slots[0]
-    yield from sorted(range(len(declared.slots)), key=lambda slot: declared.slots[slot] == keeper)
+    return reversed(range(key.spec.num_slots))
 
 
-def _read_slot(client: Client, declared: m.Declared, number: int) -> SavedSlot:
+def _read_slot(client: Client, key: KeyInfo, number: int) -> SavedSlot:
     slot = SavedSlot({}, {})
     parts: tuple[str, ...] = ("",)
-    what = f"slot {number} of '{declared.spec.name}', to be saved,"
+    what = f"slot {number} of '{key.spec.name}', to be saved,"
     for part in count():
         if part == len(parts):
             break
-        dumped, [array] = client.request(declared.slots[number], partial(_dump, declared.key, number, part), what)
+        where = (key, key.shard_of(number))
+        dumped, [array] = client.request(where, partial(_dump, key.id, number, part), what)
         parts, slot.meta = dumped.names, dumped.meta
         slot.arrays[parts[part]] = array.view(dumped.dtypes[part])
     return slot
@@ -62,11 +77,11 @@ def _dump(key: KeyId, slot: int, part: int, request: int) -> m.Dump:
     return m.Dump(request=request, key=key, slot=slot, part=part)
 
 
-def _write_slot(client: Client, declared: m.Declared, number: int, slot: SavedSlot) -> None:
+def _write_slot(client: Client, key: KeyInfo, number: int, slot: SavedSlot) -> None:
     for position, (part, array) in enumerate(slot.arrays.items()):
         restore = partial(
             m.Restore,
-            key=declared.key,
+            key=key.id,
             slot=number,
             name=part,
             dtype=str(array.dtype),
@@ -74,9 +89,9 @@ def _write_slot(client: Client, declared: m.Declared, number: int, slot: SavedSl
             is_last=position == len(slot.arrays) - 1,
         )
         client.request(
-            declared.slots[number],
+            (key, key.shard_of(number)),
             lambda n, restore=restore: restore(request=n),  # type: ignore[misc]
-            f"slot {number} of '{declared.spec.name}', to be loaded,",
+            f"slot {number} of '{key.spec.name}', to be loaded,",
             data=(Block(np.ascontiguousarray(array).reshape(-1).view(np.uint8)),),
         )
 
@@ -105,9 +120,12 @@ class Counts:
         said: dict[Incarnation, dict[str, dict[str, int]]] = {}
         counts = []
         for declared in every:
-            keeper, name = declared.slots[0], declared.spec.name
+            keeper, name = next(iter(declared.chains[0]), None), declared.spec.name
             count = self._newest(name)
-            if count is None:
+            if count is None and keeper is None:
+                count = 0
+            elif count is None:
+                assert keeper is not None
                 if keeper not in said:
                     what = "how many rounds were closed"
                     said[keeper] = self._client.request(keeper, lambda n: m.Inspect(request=n), what)[0].detail["keys"]
@@ -127,9 +145,10 @@ def save(
     with Writer(path, name=name, step=max(rounds or taken, default=0), keep=keep) as writer:
         for declared, count in zip(every, taken, strict=True):
             moment = AfterRound(count) if _is_sequential(declared) else WhenAsked(count)
-            for number in range(len(declared.slots)):
-                slot = _read_slot(client, declared, number)
-                writer.add(declared.spec, number, slot.arrays, slot.meta, moment)
+            with _using(client, declared) as key:
+                for number in range(key.spec.num_slots):
+                    slot = _read_slot(client, key, number)
+                    writer.add(key.spec, number, slot.arrays, slot.meta, moment)
     return writer.path
 
 
@@ -146,8 +165,9 @@ def load(client: Client, counts: Counts, path: str | PathLike[str]) -> None:
         declared, _ = client.request(
             MANAGER, lambda n, make=make: make(request=n), f"load '{saved.spec.name}'"  # type: ignore[misc]
         )
-        for number in _keeper_last(declared):
-            _write_slot(client, declared, number, reader.slot(saved.spec.name, number))
+        with _using(client, declared) as key:
+            for number in _keeper_last(key):
+                _write_slot(client, key, number, reader.slot(saved.spec.name, number))
         every.append(declared)
     moments = [saved.moment for saved in reader.manifest.keys]
     counts.loaded(every, [moment.round if isinstance(moment, AfterRound) else moment.version for moment in moments])

@@ -14,7 +14,7 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Log, Recycle, Send, Tick
 from windlass.errors import ClusterError, TimeoutError, UsageError, WindlassError
 from windlass.trace.recorder import Recorder
-from windlass.types import MANAGER, Bytes, Incarnation
+from windlass.types import MANAGER, Bytes, Generation, Incarnation
 from windlass.worker.ops import KeyInfo, Op, Request
 from windlass.worker.shield import Shield
 from windlass.worker.state import Call, Submit, WorkerState
@@ -92,12 +92,18 @@ class Client:
             self._wait(until, began, deadline)
 
     def request(
-        self, peer: Incarnation, make: Callable[[int], m.AnyMessage], text: str, *, data: Any = (), answers: int = 1
+        self,
+        to: Incarnation | tuple[KeyInfo, int],
+        make: Callable[[int], m.AnyMessage],
+        text: str,
+        *,
+        data: Any = (),
+        answers: int = 1,
     ) -> tuple[Any, tuple[Bytes, ...]]:
-        """Ask one node and wait for its answer: the message and copies of the buffers that came with it. With
-        `answers` above 1 several nodes answer the same request, and the last answer is given."""
-        answer = _Answer(text, peer)
-        self.submit(Request(peer, make, answer.finish, data, answers=answers))
+        """Ask one node, or the head of a shard, and wait for its answer: the message and copies of the buffers that
+        came with it. With `answers` above 1 so many shards answer the same request, and the last answer is given."""
+        answer = Answer(text, to)
+        self.submit(Request(to, make, answer.finish, data, answers=answers))
         self.wait(answer)
         if answer.error is not None:
             raise answer.error
@@ -112,6 +118,10 @@ class Client:
                 self.hub.flush()
             finally:
                 self._leave()
+
+    def use(self, key: KeyInfo, generation: Generation) -> None:
+        """A key will be used; its chains are those of this generation."""
+        self.undisturbed(lambda: self.state.use(key, generation))
 
     def disuse(self, key: KeyInfo) -> None:
         """A key is no longer used."""
@@ -209,11 +219,11 @@ class Client:
         """Whom a task waits for, on which key, and what the servers say about it. Takes a moment; needs the turn."""
         op = next((op for op in self.state.ops.values() if op.owner is task), None)
         if op is None:
-            if isinstance(task, _Answer):
-                return f"no answer from {self.state.name(task.peer)}"
+            if isinstance(task, Answer):
+                return f"no answer from {task.whom(self.state)}"
             return "it waits for tasks that come before it"
         said: dict[str, str] = {}
-        for peer in op.waits_for():
+        for peer in op.waits_for_servers():
             name = self.state.name(peer)
             said[name] = "which does not answer"
 
@@ -356,16 +366,20 @@ class Client:
         self._has_work.set()
 
 
-class _Answer:
+class Answer:
     """The wait for one request."""
 
-    def __init__(self, text: str, peer: Incarnation) -> None:
+    def __init__(self, text: str, to: Incarnation | tuple[KeyInfo, int]) -> None:
         self.text = text
-        self.peer = peer
+        self._to = to
         self.is_done = False
         self.message: Any = None
         self.data: tuple[Bytes, ...] = ()
         self.error: WindlassError | None = None
+
+    def whom(self, state: WorkerState) -> str:
+        head = self._to[0].head(self._to[1]) if isinstance(self._to, tuple) else self._to
+        return state.name(head) if head is not None else "anyone: the shard is lost"
 
     def finish(self, message: Any, data: tuple[Bytes, ...], error: WindlassError | None) -> None:
         self.message, self.error, self.is_done = message, error, True

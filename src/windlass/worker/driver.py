@@ -25,10 +25,10 @@ class DriverStore(Store):
         me, key_id, what = self._client.state.me, entry.key.id, f"assign('{key}')"
         self._num_writes += 1
         write = self._num_writes
-        for server in entry.key.whole:
-            self._give(entry, server, flat, lo, partial(m.Write, write=write), what)
+        for shard in entry.key.whole:
+            self._give(entry, shard, flat, lo, partial(m.Write, write=write), what)
         self._client.request(
-            entry.key.keeper,
+            (entry.key, 0),
             lambda n: m.Commit(request=n, key=key_id, writer=me, write=write),
             what,
             answers=len(entry.key.whole),

@@ -9,7 +9,7 @@ import numpy as np
 
 from windlass._transport.base import Hub
 from windlass._wire.messages import Piece
-from windlass.types import STORAGE, Array, Block, Bytes, Incarnation
+from windlass.types import STORAGE, Array, Block, Bytes
 from windlass.worker.arrays import Like, as_bytes
 from windlass.worker.ops import KeyInfo, Part
 from windlass.worker.split import Pieces, position
@@ -46,16 +46,17 @@ class Entry:
 
     def parts(
         self, flat: Array, lo: int, pieces: Pieces, *, may_borrow: bool
-    ) -> tuple[dict[Incarnation, list[Part]], list[Block]]:
-        """The messages' contents for each server, and the blocks to free when they are done with. A plain array is
+    ) -> tuple[dict[int, list[Part]], list[Block]]:
+        """The messages' contents for each shard, and the blocks to free when they are done with. A plain array is
         copied, unless the caller will stay until the end (`may_borrow`); one of our own buffers goes as it is."""
         data = as_bytes(flat)
         copy = copier(data.nbytes)
         buffer = self._find_buffer(data) if self._buffers else None
         owned: list[Block] = []
-        parts: dict[Incarnation, list[Part]] = {}
-        for server, wanted in pieces.items():
-            shares = self._hub.shares_memory_with(server)
+        parts: dict[int, list[Part]] = {}
+        for shard, wanted in pieces.items():
+            head = self.key.head(shard)
+            shares = head is not None and self._hub.shares_memory_with(head)
             blocks: list[Block] = []
             for piece in wanted:
                 begin, end = position(self.key, piece, lo)
@@ -71,7 +72,7 @@ class Entry:
                     copy(block.array, part)
                     owned.append(block)
                     blocks.append(block)
-            parts[server] = _group(wanted, blocks, together=shares)
+            parts[shard] = _group(wanted, blocks, together=shares)
         return parts, owned
 
     def buffer(self) -> Array:

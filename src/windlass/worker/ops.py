@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from windlass._wire import messages as m
 from windlass.errors import WindlassError
-from windlass.types import Block, Bytes, Incarnation, KeyId, KeySpec, Sequential
+from windlass.types import Block, Bytes, Chain, Incarnation, KeyId, KeySpec, Sequential
 
 Part = tuple[tuple[m.Piece, ...], tuple[Block, ...]]
-"""What one message carries to one server: pieces, and a block for each."""
+"""What one message carries to one shard: pieces, and a block for each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -21,13 +21,13 @@ class KeyInfo:
 
     id: KeyId
     spec: KeySpec
-    slots: tuple[Incarnation, ...]
+    chains: list[Chain]
     clock: int = 0
     since: int = 0
     queue: deque[Op] = field(default_factory=deque)
     open_pulls: int = 0
     unreleased: dict[Incarnation, list[int]] = field(default_factory=dict)
-    whole: dict[Incarnation, tuple[m.Piece, ...]] = field(default_factory=dict)  # every piece, by server
+    whole: dict[int, tuple[m.Piece, ...]] = field(default_factory=dict)  # every piece, by shard
     is_sequential: bool = True
     size: int = 0
     itemsize: int = 0
@@ -36,29 +36,38 @@ class KeyInfo:
     def __post_init__(self) -> None:
         self.is_sequential = isinstance(self.spec.consistency, Sequential)
         self.size, self.itemsize, self.slot_size = self.spec.size, self.spec.itemsize, self.spec.slot_size
-        by_server: dict[Incarnation, list[m.Piece]] = {}
-        for slot, server in enumerate(self.slots):
+        self.whole = {shard: tuple(self._pieces(shard)) for shard in range(len(self.chains))}
+
+    def _pieces(self, shard: int) -> Iterator[m.Piece]:
+        for slot in self.spec.shard_slots(shard, len(self.chains)):
             lo, hi = self.spec.slot_range(slot)
-            by_server.setdefault(server, []).append((slot, 0, hi - lo))
-        self.whole = {server: tuple(pieces) for server, pieces in by_server.items()}
+            yield (slot, 0, hi - lo)
+
+    def head(self, shard: int) -> Incarnation | None:
+        """Who speaks for this shard; None if it is lost."""
+        chain = self.chains[shard]
+        return chain[0] if chain else None
+
+    def shard_of(self, slot: int) -> int:
+        return self.spec.shard_of(slot, len(self.chains))
 
     @property
-    def keeper(self) -> Incarnation:
-        return self.slots[0]
+    def heads(self) -> set[Incarnation]:
+        return {chain[0] for chain in self.chains if chain}
 
 
 @dataclass(slots=True, eq=False)
 class Op:
     """One push, pull or both on one key, from submission to completion.
 
-    `push` holds the parts for every server of the key (an empty one is a notice); `pull` the pieces wanted from each
-    server. With both, the pull rides on the push. `deliver` is called with each piece as it comes and must not raise;
+    `push` holds the parts for every shard of the key (an empty one is a notice); `pull` the pieces wanted from each
+    shard. With both, the pull rides on the push. `deliver` is called with each piece as it comes and must not raise;
     `finish` once, at the end, with None or the error.
     """
 
     key: KeyInfo
-    push: dict[Incarnation, list[Part]] | None
-    pull: dict[Incarnation, tuple[m.Piece, ...]] | None
+    push: dict[int, list[Part]] | None
+    pull: dict[int, tuple[m.Piece, ...]] | None
     deliver: Callable[[m.Pulled, tuple[Bytes, ...], bool], None] | None
     finish: Callable[[WindlassError | None], None]
     hyper: dict[str, float] | None = None
@@ -70,15 +79,20 @@ class Op:
     abandon: Callable[[], None] | None = None  # what was given to be filled is the caller's again
     number: int = 0
     clock: int = 0
-    unacked: set[Incarnation] = field(default_factory=set)
-    unread: dict[Incarnation, set[m.Piece]] = field(default_factory=dict)
+    unacked: set[int] = field(default_factory=set)  # shards
+    unread: dict[int, set[m.Piece]] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
         return not self.unacked and not self.unread
 
-    def waits_for(self) -> set[Incarnation]:
+    def waits_for(self) -> set[int]:
+        """The shards that have not answered all."""
         return self.unacked | set(self.unread)
+
+    def waits_for_servers(self) -> set[Incarnation]:
+        heads = (self.key.head(shard) for shard in self.waits_for())
+        return {head for head in heads if head is not None}
 
     def disown(self) -> None:
         """The caller leaves before the end: what was borrowed of its memory is copied, should it be sent again, and
@@ -87,8 +101,8 @@ class Op:
             self.abandon()
         if self.push is not None:
             self.push = {
-                server: [(pieces, tuple(_own(block) for block in blocks)) for pieces, blocks in parts]
-                for server, parts in self.push.items()
+                shard: [(pieces, tuple(_own(block) for block in blocks)) for pieces, blocks in parts]
+                for shard, parts in self.push.items()
             }
 
 
@@ -98,13 +112,22 @@ def _own(block: Block) -> Block:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One question to one node; sent again if the link breaks, so it must be safe to repeat."""
+    """One question to one node, or to whoever is the head of a shard; sent again if the link breaks or the shard moves,
+    so it must be safe to repeat."""
 
-    peer: Incarnation
+    to: Incarnation | tuple[KeyInfo, int]
     make: Callable[[int], m.AnyMessage]
     finish: Callable[[m.AnyMessage | None, tuple[Bytes, ...], WindlassError | None], None]
     data: tuple[Block, ...] = ()
-    answers: int = 1  # how many nodes answer it
+    answers: int = 1  # how many shards answer it
     number: int = 0
     asked_at: float = 0.0
-    answered: set[Incarnation] = field(default_factory=set)
+    answered: set[Any] = field(default_factory=set)
+
+    @property
+    def peer(self) -> Incarnation | None:
+        """Whom to ask now; None if nobody is left."""
+        if isinstance(self.to, tuple):
+            key, shard = self.to
+            return key.head(shard)
+        return self.to

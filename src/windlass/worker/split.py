@@ -1,13 +1,13 @@
-"""Cutting a value by placement: which pieces of a range go to, or come from, which server."""
+"""Cutting a value by placement: which pieces of a range go to, or come from, which shard."""
 
 from __future__ import annotations
 
 from windlass._wire.messages import Piece
 from windlass.errors import UsageError
-from windlass.types import Incarnation
 from windlass.worker.ops import KeyInfo
 
-Pieces = dict[Incarnation, tuple[Piece, ...]]
+Pieces = dict[int, tuple[Piece, ...]]
+"""By shard."""
 
 
 def check_range(key: KeyInfo, range: tuple[int, int] | None) -> tuple[int, int]:
@@ -24,16 +24,16 @@ def check_range(key: KeyInfo, range: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def split(key: KeyInfo, lo: int, hi: int) -> Pieces:
-    """The pieces of elements lo to hi, by server. Every server of the key is there, with none if it holds none."""
+    """The pieces of elements lo to hi, by shard. Every shard of the key is there, with none if it holds none."""
     if lo == 0 and hi == key.size:
         return key.whole
     spec = key.spec
-    pieces: dict[Incarnation, list[Piece]] = {server: [] for server in key.whole}
+    pieces: dict[int, list[Piece]] = {shard: [] for shard in key.whole}
     if hi > lo:
         for slot in range(lo // spec.slot_size, (hi - 1) // spec.slot_size + 1):
             first, end = spec.slot_range(slot)
-            pieces[key.slots[slot]].append((slot, max(lo, first) - first, min(hi, end) - first))
-    return {server: tuple(found) for server, found in pieces.items()}
+            pieces[key.shard_of(slot)].append((slot, max(lo, first) - first, min(hi, end) - first))
+    return {shard: tuple(found) for shard, found in pieces.items()}
 
 
 def position(key: KeyInfo, piece: Piece, lo: int) -> tuple[int, int]:

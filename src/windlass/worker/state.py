@@ -3,6 +3,9 @@
 One worker's calls on a key take effect in the order issued: each key has a queue, and an operation starts when it is
 first in it, what it comes `after` is done, and, for a push on a sequential key, every earlier pull on that key is
 complete. So a pull still under way can always be asked again: the round it speaks of cannot be overtaken.
+
+What a shard has not answered is sent again, in order, when the link to its head is new, when the generation gives it
+another head, and when it was told that the head does not know yet that it is one.
 """
 
 from __future__ import annotations
@@ -13,13 +16,13 @@ from dataclasses import dataclass
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
 from windlass.errors import ClusterError, LostRange, PeerError, UsageError, WindlassError
-from windlass.types import MANAGER, Bytes, Generation, Incarnation, KeyId, Node, Role
+from windlass.types import MANAGER, Bytes, Chain, Generation, Incarnation, KeyId, Node, Role
 from windlass.worker.ops import KeyInfo, Op, Request
 
 REDIAL_SECONDS = 0.05
 ASK_AGAIN_SECONDS = 0.5
 GIVE_UP_SECONDS = 5.0
-"""How long a request waits for a link that is down. Raise it if managers take longer than that to come back."""
+"""How long a request to one node waits for a link that is down. Raise it if managers take longer to come back."""
 
 
 @dataclass(slots=True)
@@ -49,7 +52,11 @@ class WorkerState:
         self.nodes: dict[Incarnation, Node] = {}
         self.departed: dict[Incarnation, Node] = {}
         self._left: set[str] = set()  # workers that left and of whom nothing was said yet
-        self._has_lost = False  # whether a server has departed
+        self._has_lost = False  # whether a shard is lost
+        self._keys: dict[KeyId, list[KeyInfo]] = {}  # in use
+        self._moves: dict[KeyId, dict[int, tuple[Generation, Chain]]] = {}  # the latest of each shard that moved
+        self._lost: dict[tuple[KeyId, int], str] = {}  # who held a lost shard last
+        self._misplaced: set[tuple[KeyId, int]] = set()  # shards whose heads must be asked again
         self.failure: WindlassError | None = None  # once set, everything fails with it
         self.ops: dict[int, Op] = {}  # started, by number: in the order they must be sent again
         self.requests: dict[int, Request] = {}
@@ -142,12 +149,20 @@ class WorkerState:
         return self.lost_range(op.key) if self._has_lost else None
 
     def lost_range(self, key: KeyInfo) -> LostRange | None:
-        """The first range of this key whose server is gone, as an error."""
-        for slot, server in enumerate(key.slots):
-            if server not in self.nodes:
-                lo, hi = key.spec.slot_range(slot)
-                return LostRange(key.spec.name, lo, hi, self.name(server))
+        """The first range of this key that no living server holds, as an error."""
+        for shard, chain in enumerate(key.chains):
+            if not chain:
+                lo, hi = key.spec.shard_range(shard, len(key.chains))
+                return LostRange(key.spec.name, lo, hi, self._lost.get((key.id, shard), "a server"))
         return None
+
+    def use(self, key: KeyInfo, generation: Generation) -> None:
+        """From now on keep this key's chains as the generations have them; they were given as of this one."""
+        self._keys.setdefault(key.id, []).append(key)
+        for shard, (moved_in, chain) in self._moves.get(key.id, {}).items():
+            if moved_in > generation:
+                key.chains[shard] = chain
+        self._has_lost = self._has_lost or not all(key.chains)
 
     def _start(self, op: Op) -> list[Effect | Call]:
         key = op.key
@@ -164,31 +179,35 @@ class WorkerState:
             effects += self._release(key)
         op.clock = key.clock
         if op.pull is not None:
-            op.unread = {server: set(pieces) for server, pieces in op.pull.items() if pieces}
+            op.unread = {shard: set(pieces) for shard, pieces in op.pull.items() if pieces}
             key.open_pulls += 1
-        for server in (key.keeper,) if op.reads_newest else op.waits_for():
-            effects += self._send(op, server)
+        for shard in (0,) if op.reads_newest else op.waits_for():
+            effects += self._send(op, shard)
         if op.is_complete:
             effects += self._complete(op, op.error)
         return effects
 
-    def _send(self, op: Op, server: Incarnation) -> list[Effect | Call]:
-        """The messages of this operation for one server; the same ones when sent again."""
+    def _send(self, op: Op, shard: int) -> list[Effect | Call]:
+        """The messages of this operation for one shard; the same ones when sent again."""
         key = op.key
         if op.reads_newest:
             return self._read(op)
-        if op.push is None or server not in op.unacked:
+        head = key.head(shard)
+        if head is None:
+            return []
+        if op.push is None or shard not in op.unacked:
             assert op.pull is not None
-            pieces = tuple(piece for piece in op.pull[server] if piece in op.unread[server])
-            pull = m.Pull(pull=op.number, key=key.id, clock=op.clock, pieces=pieces)
-            return [Send(server, pull, priority=key.spec.priority)]
-        parts = op.push[server]
-        rides = op.number if server in op.unread else 0
+            pieces = tuple(piece for piece in op.pull[shard] if piece in op.unread[shard])
+            pull = m.Pull(pull=op.number, key=key.id, shard=shard, clock=op.clock, pieces=pieces)
+            return [Send(head, pull, priority=key.spec.priority)]
+        parts = op.push[shard]
+        rides = op.number if shard in op.unread else 0
         return [
             Send(
-                server,
+                head,
                 m.Push(
                     key=key.id,
+                    shard=shard,
                     clock=op.clock,
                     since=key.since,
                     part=part,
@@ -211,20 +230,27 @@ class WorkerState:
         self._next += 1
         self.ops[op.number] = op
         op.asked_at = self._now
-        op.unread = {server: set(pieces) for server, pieces in op.pull.items() if pieces}
+        op.unread = {shard: set(pieces) for shard, pieces in op.pull.items() if pieces}
         wanted = tuple(piece for pieces in op.pull.values() for piece in pieces)
-        return [Send(op.key.keeper, m.Read(pull=op.number, key=op.key.id, reader=self.me, pieces=wanted))]
+        keeper = op.key.head(0)
+        read = m.Read(pull=op.number, key=op.key.id, reader=self.me, pieces=wanted)
+        return [] if keeper is None else [Send(keeper, read)]
 
     def _ask(self, request: Request) -> list[Effect | Call]:
         if self.failure is not None:
             return [_answer(request, self.failure)]
-        if request.peer != MANAGER and request.peer not in self.nodes:
-            return [_answer(request, ClusterError(f"{self.name(request.peer)} is not in generation {self.generation}"))]
+        if isinstance(request.to, tuple) and request.peer is None:
+            return [_answer(request, self.lost_range(request.to[0]) or ClusterError("the shard is lost"))]
+        if not isinstance(request.to, tuple) and request.to != MANAGER and request.to not in self.nodes:
+            return [_answer(request, ClusterError(f"{self.name(request.to)} is not in generation {self.generation}"))]
         request.number = self._next
         self._next += 1
         self.requests[request.number] = request
         request.asked_at = self._now
-        return [Send(request.peer, request.make(request.number), request.data)]
+        return self._send_request(request)
+
+    def _send_request(self, request: Request) -> list[Effect | Call]:
+        return [] if request.peer is None else [Send(request.peer, request.make(request.number), request.data)]
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
@@ -233,9 +259,12 @@ class WorkerState:
             case m.Pulled():
                 return self._on_pulled(event, message)
             case m.Ack():
-                return self._on_ack(event.peer, message)
+                return self._on_ack(message)
             case m.Membership() if event.peer == MANAGER:
                 return self._on_membership(message)
+            case m.Misplaced(key=key, shard=shard):
+                self._misplaced.add((key, shard))
+                return []
             case m.Done() | m.Refused() | m.Declared() | m.Dumped():
                 return self._on_answer(event.peer, message, event.data)
             case m.Abort(reason=reason) if event.peer == MANAGER:
@@ -246,9 +275,11 @@ class WorkerState:
     def _on_pulled(self, event: Received, pulled: m.Pulled) -> list[Effect | Call]:
         op = self.ops.get(pulled.pull)
         peer = event.peer
-        unread = op.unread.get(peer) if op is not None else None
+        shard = op.key.shard_of(pulled.pieces[0][0]) if op is not None and pulled.pieces else -1
+        unread = op.unread.get(shard) if op is not None else None
         effects: list[Effect | Call] = []
-        if op is None or unread is None or not unread.issuperset(pulled.pieces):  # answered before
+        is_stale = op is not None and peer != op.key.head(shard)  # of a head that is no more: the new one was asked
+        if op is None or unread is None or is_stale or not unread.issuperset(pulled.pieces):  # else answered before
             if event.is_shared and pulled.pins:
                 effects.append(Send(peer, m.Release(pins=pulled.pins)))
             return [*effects, Recycle(event.data)]
@@ -261,8 +292,8 @@ class WorkerState:
         op.asked_at = self._now
         unread.difference_update(pulled.pieces)
         if not unread:
-            del op.unread[peer]
-            op.unacked.discard(peer)  # the answer to a pull that rides on a push acknowledges the push
+            del op.unread[shard]
+            op.unacked.discard(shard)  # the answer to a pull that rides on a push acknowledges the push
         deliver = op.deliver
         if deliver is not None and op.error is None:
             effects.append(Call(lambda: deliver(pulled, event.data, event.is_shared)))
@@ -288,17 +319,19 @@ class WorkerState:
 
     def disuse(self, key: KeyInfo) -> list[Effect | Call]:
         """A key is no longer used: let go of what is still held of it."""
+        if key in self._keys.get(key.id, ()):
+            self._keys[key.id].remove(key)
         return self._release(key)
 
-    def _on_ack(self, peer: Incarnation, ack: m.Ack) -> list[Effect | Call]:
+    def _on_ack(self, ack: m.Ack) -> list[Effect | Call]:
         effects: list[Effect | Call] = []
         for op in [op for op in self._pushing.get(ack.key, {}).values() if op.clock <= ack.clock]:
-            if peer in op.unacked:
-                if peer in op.unread:
+            if ack.shard in op.unacked:
+                if ack.shard in op.unread:
                     continue  # it is acknowledged with what it reads
                 if ack.error and op.clock == ack.clock:
                     op.error = op.error or UsageError(ack.error)
-                op.unacked.discard(peer)
+                op.unacked.discard(ack.shard)
                 if op.is_complete:
                     effects += self._complete(op, op.error)
         return effects
@@ -317,7 +350,8 @@ class WorkerState:
         request = self.requests.get(answer.request)
         if request is None:
             return [Recycle(data)]
-        request.answered.add(peer)
+        is_of_many = request.answers > 1 and isinstance(answer, m.Done)
+        request.answered.add(answer.detail if is_of_many else peer)  # type: ignore[union-attr]
         if len(request.answered) < request.answers and not isinstance(answer, m.Refused):
             return [Recycle(data)]
         del self.requests[answer.request]
@@ -337,7 +371,6 @@ class WorkerState:
         self.nodes = {node.incarnation: node for node in membership.nodes}
         gone = {who: node for who, node in previous.items() if who not in self.nodes}
         self.departed |= gone
-        self._has_lost = self._has_lost or any(node.role is Role.SERVER for node in gone.values())
         self.num_workers = sum(node.role is Role.WORKER for node in membership.nodes)
         if self.role is Role.WORKER and self.me not in self.nodes:
             return self.fail_all(ClusterError(f"this worker is not in generation {generation}: {membership.reason}"))
@@ -349,7 +382,8 @@ class WorkerState:
                 effects.append(Dial(node.incarnation, node.addresses))
         for server in (who for who, node in gone.items() if node.role is Role.SERVER):
             self._redial.pop(server, None)
-            effects += self._fail_server(server, membership.reason)
+            effects += self._fail_requests(server, membership.reason)
+        effects += self._on_moves(generation, membership.moves)
         self._left |= {node.name for node in gone.values() if node.role is Role.WORKER}
         if self._left and any(op.push is not None and op.key.is_sequential for op in self.ops.values()):
             effects += self._tell_left()
@@ -362,17 +396,57 @@ class WorkerState:
         workers = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
         return [Log("warning", f"{', '.join(left)} has left; rounds go on with {workers}")] if left else []
 
-    def _fail_server(self, server: Incarnation, reason: str) -> list[Effect | Call]:
-        """A server is gone: whatever touches a key that it held fails, now and later."""
+    def _fail_requests(self, server: Incarnation, reason: str) -> list[Effect | Call]:
+        """A server is gone: what was asked of it, and of nobody else, is not answered any more."""
+        effects: list[Effect | Call] = []
+        for number, request in list(self.requests.items()):
+            if request.to == server:
+                del self.requests[number]
+                effects.append(_answer(request, ClusterError(reason)))
+        return effects
+
+    def _on_moves(self, generation: Generation, moves: tuple[m.Move, ...]) -> list[Effect | Call]:
+        """Shards have another chain: what their heads have not answered goes to the new ones. What touches a lost one
+        fails, now and later."""
+        moved: set[tuple[KeyId, int]] = set()
+        for move in moves:
+            self._moves.setdefault(move.key, {})[move.shard] = (generation, move.chain)
+            for key in self._keys.get(move.key, ()):
+                before, key.chains[move.shard] = key.head(move.shard), move.chain
+                if not move.chain:
+                    self._has_lost = True
+                    self._lost[move.key, move.shard] = self.name(before) if before is not None else "a server"
+                if before != key.head(move.shard):
+                    moved.add((move.key, move.shard))
+        return self._send_to(moved) + self._fail_lost() if moved else []
+
+    def _fail_lost(self) -> list[Effect | Call]:
         effects: list[Effect | Call] = []
         for op in list(self.ops.values()):
             refusal = self._refusal(op)
             if refusal is not None and op.number in self.ops:
                 effects += self._complete(op, refusal)
         for number, request in list(self.requests.items()):
-            if request.peer == server:
+            if isinstance(request.to, tuple) and request.peer is None:
                 del self.requests[number]
-                effects.append(_answer(request, ClusterError(reason)))
+                error = self.lost_range(request.to[0])
+                effects.append(_answer(request, error or ClusterError("the shard is lost")))
+        return effects
+
+    def _send_to(self, shards: set[tuple[KeyId, int]]) -> list[Effect | Call]:
+        """Send these shards' heads all that they have not answered, in order."""
+        effects: list[Effect | Call] = []
+        for request in self.requests.values():
+            if isinstance(request.to, tuple) and (request.to[0].id, request.to[1]) in shards:
+                effects += self._send_request(request)
+        for op in list(self.ops.values()):
+            if op.reads_newest:
+                if any(key == op.key.id for key, _ in shards):
+                    effects += self._read(op)
+                continue
+            for shard in op.waits_for():
+                if (op.key.id, shard) in shards:
+                    effects += self._send(op, shard)
         return effects
 
     def fail_all(self, error: WindlassError) -> list[Effect | Call]:
@@ -396,16 +470,20 @@ class WorkerState:
         effects: list[Effect | Call] = [Send(peer, self._join if peer == MANAGER else m.Hold(pins=held))]
         for request in self.requests.values():
             if request.peer == peer:
-                effects.append(Send(peer, request.make(request.number), request.data))
+                effects += self._send_request(request)
         for op in list(self.ops.values()):
-            if peer in op.waits_for():
-                effects += self._send(op, peer)
+            shards = [shard for shard in op.waits_for() if op.key.head(shard) == peer]
+            if op.reads_newest:
+                effects += self._read(op) if shards else []
+                continue
+            for shard in shards:
+                effects += self._send(op, shard)
         return effects
 
     def _on_link_down(self, peer: Incarnation, now: float) -> list[Effect | Call]:
         self._linked.discard(peer)
         self._down_since.setdefault(peer, now)
-        if peer in self.nodes or peer == MANAGER:
+        if (peer in self.nodes or peer == MANAGER) and self.failure is None:
             self._redial[peer] = now + REDIAL_SECONDS
         return []
 
@@ -419,22 +497,25 @@ class WorkerState:
                 effects.append(Dial(peer, addresses))
         effects += self._ask_again(now)
         for number, request in list(self.requests.items()):
-            if now - self._down_since.get(request.peer, now) > GIVE_UP_SECONDS:
+            if isinstance(request.to, tuple):
+                continue  # the generation tells when its head is gone
+            if now - self._down_since.get(request.to, now) > GIVE_UP_SECONDS:
                 del self.requests[number]
-                text = f"{self.name(request.peer)} cannot be reached for {GIVE_UP_SECONDS:.0f} s; is its process alive?"
+                text = f"{self.name(request.to)} cannot be reached for {GIVE_UP_SECONDS:.0f} s; is its process alive?"
                 effects.append(_answer(request, ClusterError(text)))
         return effects
 
     def _ask_again(self, now: float) -> list[Effect | Call]:
         """What goes through the keeper to others can be lost between them, where no broken link of ours tells."""
-        effects: list[Effect | Call] = []
+        misplaced, self._misplaced = self._misplaced, set()
+        effects = self._send_to(misplaced) if misplaced else []
         for op in list(self.ops.values()):
             if op.reads_newest and now - op.asked_at > ASK_AGAIN_SECONDS:
                 effects += self._read(op)
         for request in self.requests.values():
             if request.answers > 1 and now - request.asked_at > ASK_AGAIN_SECONDS:
                 request.asked_at = now
-                effects.append(Send(request.peer, request.make(request.number), request.data))
+                effects += self._send_request(request)
         return effects
 
     def name(self, who: Incarnation) -> str:

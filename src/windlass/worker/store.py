@@ -20,7 +20,7 @@ from windlass.types import (
     MANAGER,
     Array,
     Consistency,
-    Incarnation,
+    Generation,
     KeyId,
     KeySpec,
     Role,
@@ -114,7 +114,8 @@ class Store:
     def _open(self, declared: m.Declared, kind: str, first: Array | None) -> Entry:
         """Begin to use a declared key; rank 0, or the driver, gives it its first value."""
         name = declared.spec.name
-        key = KeyInfo(declared.key, declared.spec, declared.slots)
+        key = KeyInfo(declared.key, declared.spec, list(declared.chains))
+        self._client.use(key, Generation(declared.term, declared.number))
         lost = self._client.state.lost_range(key)
         if lost is not None:
             raise lost
@@ -128,37 +129,38 @@ class Store:
                     raise UsageError(f"'{name}' has no value yet; the lowest rank gives it, by create()")
                 self._give_first(entry, first)
             key.clock = key.since = clock
-            for server in key.whole:
-                if server != key.keeper:
-                    self._client.request(
-                        server, lambda n: m.Attach(request=n, key=key.id, clock=key.since), f"create('{name}')"
-                    )
+            for shard in range(1, len(key.chains)):
+                self._client.request(
+                    (key, shard),
+                    lambda n, shard=shard: m.Attach(request=n, key=key.id, shard=shard, clock=key.since),  # type: ignore[misc]
+                    f"create('{name}')",
+                )
         self._entries[name] = entry
         return entry
 
     def _attach(self, key: KeyInfo, what: str) -> int:
-        done, _ = self._client.request(key.keeper, lambda n: m.Attach(request=n, key=key.id), what)
+        done, _ = self._client.request((key, 0), lambda n: m.Attach(request=n, key=key.id, shard=0), what)
         return int(done.detail)
 
     def _give_first(self, entry: Entry, first: Array) -> None:
         """Give the key its first value; the keeper last: when it has its part, everybody has."""
         key = entry.key
-        for server in sorted(key.whole, key=lambda server: server == key.keeper):
-            self._give(entry, server, first, 0, m.Init, f"the first value of '{key.spec.name}'")
+        for shard in reversed(key.whole):
+            self._give(entry, shard, first, 0, m.Init, f"the first value of '{key.spec.name}'")
 
     def _give(
-        self, entry: Entry, server: Incarnation, flat: Array, lo: int, kind: Callable[..., m.AnyMessage], what: str
+        self, entry: Entry, shard: int, flat: Array, lo: int, kind: Callable[..., m.AnyMessage], what: str
     ) -> None:
-        """Hand a server its pieces of an array that begins at element lo, one message for each; one without any if
+        """Hand a shard its pieces of an array that begins at element lo, one message for each; one without any if
         it holds none, so that it knows. Blocks."""
-        pieces = split(entry.key, lo, lo + flat.size)[server]
+        pieces = split(entry.key, lo, lo + flat.size)[shard]
         single: list[tuple[m.Piece, ...]] = [(piece,) for piece in pieces]
         for wanted in single or [()]:
-            parts, owned = entry.parts(flat, lo, {server: wanted}, may_borrow=True)
-            [(_, blocks)] = parts[server]
+            parts, owned = entry.parts(flat, lo, {shard: wanted}, may_borrow=True)
+            [(_, blocks)] = parts[shard]
             self._client.request(
-                server,
-                lambda n, wanted=wanted: kind(request=n, key=entry.key.id, pieces=wanted),  # type: ignore[misc]
+                (entry.key, shard),
+                lambda n, wanted=wanted: kind(request=n, key=entry.key.id, shard=shard, pieces=wanted),  # type: ignore[misc]
                 what,
                 data=blocks,
             )
@@ -454,7 +456,7 @@ class Store:
         task = Task(self._client, "version", (key,))
         landing = Landing(entry, (0, 0), is_range=True)
         landing.task = task
-        pieces: Pieces = {entry.key.keeper: ((0, 0, 0),)}
+        pieces: Pieces = {0: ((0, 0, 0),)}
         op = Op(entry.key, None, pieces, landing.deliver, landing.finish, reads_newest=True, owner=task)
         self._go(task, [op], True, None)
         return landing.version

@@ -9,7 +9,7 @@ from windlass.errors import WindlassError
 from windlass.trace.recorder import Recorder
 from windlass.trace.spans import Category, Span
 from windlass.types import Bounded, Sequential
-from windlass.worker.client import Client, Waitable
+from windlass.worker.client import Answer, Client, Waitable
 from windlass.worker.ops import KeyInfo, Op, Request
 from windlass.worker.options import StoreOptions
 from windlass.worker.state import WorkerState
@@ -73,9 +73,8 @@ class TracedClient(Client):
     def _note_wait(self, task: Waitable, began: int) -> None:
         args: dict[str, Any] = {"for": task.text}
         name = "wait"
-        peer = getattr(task, "peer", None)
-        if peer is not None:  # the answer to a request: known without asking anybody
-            args["on"] = self.state.name(peer)
+        if isinstance(task, Answer):  # of a request: known without asking anybody
+            args["on"] = task.whom(self.state)
             name = f"wait on {args['on']}"
         self._recorder.note(Category.WAIT, name, began, args, (id(task),))
 

@@ -1,0 +1,835 @@
+"""One shard of a key as one server holds it: its slots, its clocks, and who waits for what.
+
+What is common to every consistency stands here; `sequential.py` and `arrival.py` say when a push is applied. Work on
+data is cut by slot: the first unit is done at once when nothing is queued before it, the rest comes back as Later, so
+that one `handle` touches one chunk. A shard's units are done in the order they were queued; that order is what makes
+"between two rounds" mean the same moment on every slot and every server, and what the entries of its log follow.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from windlass._wire import messages as m
+from windlass._wire.effects import Effect, Later, Log, Received, Recycle, Send
+from windlass.consistency import Admission, Clocks, Verdict, may_pull
+from windlass.consistency.rounds import StagedPiece
+from windlass.server.log import COPIED_BYTES, Teaching, Whole
+from windlass.server.log import Log as ShardLog
+from windlass.server.pins import Pins
+from windlass.store.dense import Contribution as SlotPiece
+from windlass.store.dense import DenseSlot, Reduced
+from windlass.types import MANAGER, Array, Block, Bytes, Chain, Generation, Incarnation, KeyId, KeySpec, Memory
+
+MAX_REFUSED = 64
+
+UNSEEN = 1 << 62
+"""The base of a slot that a learner has not been shown: no entry applies to it."""
+
+ROUND = Incarnation(0)
+"""In a unit of work: the push is nobody's own, it is a round."""
+
+
+@dataclass(slots=True)
+class Members:
+    """The workers of the current generation, and the rank of everyone seen so far (the departed included)."""
+
+    generation: Generation = field(default_factory=lambda: Generation(0, 0))
+    live: dict[Incarnation, str] = field(default_factory=dict)
+    ranks: dict[Incarnation, int] = field(default_factory=dict)
+
+    def rank(self, who: Incarnation) -> int:
+        return self.ranks.get(who, 1 << 30)
+
+    def name(self, who: Incarnation) -> str:
+        return self.live.get(who) or f"a departed worker (rank {self.ranks.get(who, '?')})"
+
+
+@dataclass(slots=True)
+class Host:
+    """What the shards of one server share."""
+
+    me: Incarnation
+    memory: Memory
+    pins: Pins
+    members: Members
+
+
+@dataclass(slots=True)
+class Routes:
+    """The chain of every shard of one key, as the generation has them."""
+
+    chains: list[Chain]
+
+    def head(self, shard: int) -> Incarnation | None:
+        chain = self.chains[shard]
+        return chain[0] if chain else None
+
+    @property
+    def keeper(self) -> Incarnation | None:
+        return self.head(0)
+
+    def heads(self) -> list[Incarnation]:
+        return list(dict.fromkeys(chain[0] for chain in self.chains if chain))
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A pull of one piece that cannot be answered yet. `rides` tells that it came with the push it follows."""
+
+    peer: Incarnation
+    pull: int
+    clock: int
+    lo: int
+    hi: int
+    rides: bool
+
+
+@dataclass(slots=True)
+class HeldSlot:
+    number: int
+    dense: DenseSlot
+    missing: int  # elements that have no first value yet
+    rounds: int = 0
+    waiting: list[Waiting] = field(default_factory=list)
+    base: int = 0  # the last entry that was in it when it came here
+
+
+@dataclass(slots=True)
+class Apply:
+    """Unit of work: reduce these pieces and update one slot, once. `push` is whose (0: a round) and which. A follower's
+    pieces come reduced."""
+
+    slot: int
+    pieces: list[StagedPiece]
+    divisor: int
+    hyper: dict[str, float] | None
+    push: tuple[Incarnation, int]
+    is_reduced: bool = False
+
+
+@dataclass(slots=True)
+class End:
+    """Unit of work: the round, or the part of a push of `push[0]`, is applied to every slot here, and its entry is
+    made. Only now does it count as applied for its `members` (none, while other parts are still to come): an
+    acknowledgement gives the pusher its memory back. `acks` are those who want one."""
+
+    push: tuple[Incarnation, int]
+    members: tuple[Incarnation, ...]
+    acks: tuple[Incarnation, ...]
+    entry: m.LogEntry
+    is_followed: bool = False  # the entry came from the predecessor
+
+
+@dataclass(slots=True)
+class Put:
+    """Unit of work: set elements lo to hi of a slot, as the driver wants them."""
+
+    slot: int
+    lo: int
+    hi: int
+    data: Bytes
+    is_followed: bool = False
+
+
+@dataclass(slots=True)
+class First:
+    """Unit of work: pieces of the first value. Those of a slot that has one already are passed over."""
+
+    pieces: tuple[m.Piece, ...]
+    data: tuple[Bytes, ...]
+    request: tuple[Incarnation, int] | None  # who gave them; nobody on a follower
+
+
+@dataclass(slots=True)
+class Start:
+    """Unit of work: count this worker from this clock on."""
+
+    who: Incarnation
+    clock: int
+    request: int | None
+
+
+@dataclass(slots=True)
+class Restored:
+    """Unit of work: a slot becomes what was saved of it."""
+
+    slot: int
+    arrays: dict[str, Array]
+    meta: dict[str, Any]
+    request: tuple[Incarnation, int] | None
+
+
+@dataclass(slots=True)
+class Echo:
+    """Unit of work: what entry `index` from the predecessor does to one slot, unless the slot came with it."""
+
+    index: int
+    slot: int
+    unit: Apply | Put | First | Restored
+
+
+@dataclass(slots=True)
+class Teach:
+    """Unit of work: begin to show the shard to this learner, or show it one slot."""
+
+    lesson: int
+    learner: Incarnation
+    slot: int = -1
+    is_end: bool = False
+
+
+@dataclass(slots=True)
+class Learn:
+    """Unit of work: a slot becomes what the last of the chain showed."""
+
+    shown: m.ShowSlot
+    arrays: dict[str, Array]
+
+
+@dataclass(slots=True)
+class Mark:
+    """Unit of work: an entry that came from the predecessor is applied."""
+
+    whole: Whole
+
+
+Order = m.Read | m.Commit
+Unit = Apply | End | Put | First | Start | Restored | Mark | Echo | Teach | Learn | m.Read | m.Commit
+FREE = (End, Start, Mark)
+"""Units that touch no data."""
+
+
+class Shard(ABC):
+    """Every method that can answer somebody returns effects; what they tell must pass `log.hold_back`."""
+
+    log_kind: type[ShardLog] = ShardLog
+
+    def __init__(self, place: m.Place, number: int, slots: dict[int, DenseSlot], routes: Routes, host: Host) -> None:
+        self.id: KeyId = place.key
+        self.number = number
+        self.spec: KeySpec = place.spec
+        self.me = host.me
+        self.routes = routes
+        self.num_shards = len(place.chains)
+        self.itemsize = place.spec.itemsize
+        self.sizes = {slot: dense.size for slot, dense in slots.items()}
+        self.slots = {slot: HeldSlot(slot, dense, missing=dense.size) for slot, dense in slots.items()}
+        # What most pushes bring, on a shard with one slot: known at a glance to be in order.
+        self.whole = tuple((slot, 0, size) for slot, size in self.sizes.items())
+        self.whole_bytes = sum(self.sizes.values()) * self.itemsize
+        self.clocks = Clocks()
+        self.version = 0
+        self.members = host.members
+        self.log = self.log_kind(place.key, number, host.me, host.pins, host.memory)
+        self.ancestors: set[Incarnation] = set()  # who was before us in the chain and may not know that it is out
+        self.lesson = 0  # the last one begun, by us or with us; what belongs to earlier ones is void
+        self.ready_learner: Incarnation | None = None  # who last said that it is ready to be shown the shard
+        self.being_shown: dict[int, dict[str, Array]] = {}
+        self.is_pausing = False  # the manager wants another chain to go on: nothing new is begun
+        self.early: list[Received] = []  # what came for the head before we knew that we are it
+        self._pins = host.pins
+        self._memory = host.memory
+        self._backlog = 0  # units handed out as Later and not done
+        self._errors: dict[tuple[Incarnation, int], str] = {}  # of pushes or rounds that have not ended
+        self._refused: dict[tuple[Incarnation, int], str] = {}  # of the latest that ended so, to be told again
+        self._ends: dict[tuple[Incarnation, int], End] = {}  # queued, not done
+        self._attaching: list[tuple[Incarnation, int]] = []
+        self._writes: dict[Incarnation, tuple[int, dict[m.Piece, Bytes]]] = {}  # the latest of each driver
+        self._written: dict[Incarnation, int] = {}  # the number of each driver's last write that was committed
+        for who in host.members.live:
+            self.clocks.start(who, 0)
+
+    # --- the chain --------------------------------------------------------------------------------------------------
+
+    def follow(self, whole: Whole) -> list[Effect]:
+        """An entry came from the predecessor: do here what the head did."""
+        entry = whole.entry
+        pieces = [(*piece, data) for part in whole.parts for piece, data in zip(part.pieces, part.data, strict=True)]
+        units: list[Unit]
+        match entry.kind:
+            case m.Kind.ROUND | m.Kind.PUSH:
+                applies = self._reduced(entry, pieces)
+                units = [*(Echo(whole.index, one.slot, one) for one in applies), *self.follow_push(entry)]
+            case m.Kind.FIRST:
+                firsts = [First(((slot, lo, hi),), (data,), None) for slot, lo, hi, data in pieces]
+                units = [Echo(whole.index, one.pieces[0][0], one) for one in firsts]
+            case m.Kind.WRITE:
+                puts = [Put(*piece, is_followed=True) for piece in pieces]
+                units = [Echo(whole.index, one.slot, one) for one in puts]
+            case m.Kind.START:
+                units = [Start(entry.who, entry.clock, None)]
+            case m.Kind.RESTORE:
+                named_arrays = zip(entry.names, entry.dtypes, pieces, strict=True)
+                arrays = {name: data.view(dtype) for name, dtype, (*_, data) in named_arrays}
+                restored = Restored(entry.clock, arrays, entry.meta or {}, None)
+                units = [Echo(whole.index, entry.clock, restored)]
+        return self.queue([*units, Mark(whole)])
+
+    def _reduced(self, entry: m.LogEntry, pieces: list[StagedPiece]) -> list[Apply]:
+        push = (entry.who, entry.clock)
+        by_slot: dict[int, list[StagedPiece]] = {slot: [] for slot in self.slots} if entry.who == ROUND else {}
+        for piece in pieces:
+            by_slot.setdefault(piece[0], []).append(piece)
+        return [Apply(slot, part, 1, entry.hyper, push, is_reduced=True) for slot, part in by_slot.items()]
+
+    @abstractmethod
+    def follow_push(self, entry: m.LogEntry) -> list[End]:
+        """Count what an entry that came from the predecessor contains."""
+
+    # --- teaching and learning --------------------------------------------------------------------------------------
+
+    def teach(self, learner: Incarnation) -> list[Effect]:
+        """The learner is ready: show it the shard, slot by slot, while everything goes on. Asked again, begin anew: the
+        link broke, and nobody knows what it has seen. Once the chain waits for it, it has seen all."""
+        if self.log.learner != learner or self.log.teaching not in (Teaching.WAITING, Teaching.SHOWING):
+            return []
+        self.lesson += 1
+        slots = [Teach(self.lesson, learner, slot) for slot in self.slots]
+        return self.queue([Teach(self.lesson, learner), *slots, Teach(self.lesson, learner, is_end=True)])
+
+    def _teach(self, unit: Teach) -> list[Effect]:
+        log = self.log
+        if log.learner != unit.learner or unit.lesson != self.lesson:
+            return []
+        if unit.slot < 0 and not unit.is_end:
+            return log.show(unit.lesson, self.counts())
+        if log.teaching is not Teaching.SHOWING:
+            return []
+        if unit.is_end:
+            return [Send(unit.learner, m.Shown(key=self.id, shard=self.number, lesson=unit.lesson))]
+        slot = self.slots[unit.slot]
+        arrays, meta = slot.dense.dump()
+        meta = {"dense": meta, "rounds": slot.rounds, "missing": slot.missing}
+        effects: list[Effect] = []
+        for position, (name, array) in enumerate(arrays.items()):
+            block = self._copied(array.reshape(-1).view(np.uint8))
+            pins = (self._pins.pin(unit.learner, block),) if block.array.nbytes > COPIED_BYTES else ()
+            if pins:
+                self._pins.retire(block)
+            show = m.ShowSlot(
+                key=self.id,
+                shard=self.number,
+                lesson=unit.lesson,
+                slot=unit.slot,
+                index=log.applied,
+                name=name,
+                dtype=str(array.dtype),
+                is_last=position == len(arrays) - 1,
+                meta=meta,
+                pins=pins,
+            )
+            effects.append(Send(unit.learner, show, (block,), pins))
+        return effects
+
+    def counts(self) -> dict[str, Any]:
+        """What a shard counts, beside its slots, as far as its entries tell: for a learner. What is here and not in an
+        entry yet will be sent to it again if it ever becomes the head."""
+        return {
+            "applied": dict(self.clocks.applied),
+            "version": self.version,
+            "refused": [[who, clock, error] for (who, clock), error in self._refused.items()],
+        }
+
+    def learn_counts(self, counts: dict[str, Any]) -> None:
+        self.clocks.received = {Incarnation(who): clock for who, clock in counts["applied"].items()}
+        self.clocks.applied = {Incarnation(who): clock for who, clock in counts["applied"].items()}
+        self.version = counts["version"]
+        self._refused = {(Incarnation(who), clock): error for who, clock, error in counts["refused"]}
+        for slot in self.slots.values():
+            slot.base = UNSEEN
+
+    def _learn(self, unit: Learn) -> list[Effect]:
+        slot, meta = self.slots[unit.shown.slot], unit.shown.meta
+        old = slot.dense.restore(unit.arrays, meta["dense"], is_pinned=self._pins.is_pinned(slot.dense.block))
+        self._pins.retire(old)
+        slot.rounds, slot.missing, slot.base = meta["rounds"], meta["missing"], unit.shown.index
+        return []
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is queued."""
+        return self._backlog > 0
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this server takes and answers what comes for the shard."""
+        return self.log.is_head and not self.is_pausing
+
+    def settle(self) -> list[Effect]:
+        """Tell the manager if the pause that it asked for is complete."""
+        if not self.is_pausing or self._backlog or not self.log.is_head or not self.log.is_settled:
+            return []
+        term, number = self.members.generation
+        return [Send(MANAGER, m.Settled(key=self.id, shard=self.number, term=term, number=number))]
+
+    def report_recruit(self) -> list[Effect]:
+        """Tell the manager of a learner that has everything. Safe to repeat."""
+        if not self.log.has_recruit() or self.log.learner is None:
+            return []
+        term, number = self.members.generation
+        recruited = m.Recruited(key=self.id, shard=self.number, learner=self.log.learner, term=term, number=number)
+        return [Send(MANAGER, recruited)]
+
+    def send_away(self) -> list[Effect]:
+        """Tell those whose messages were kept for a head that we are not it."""
+        early, self.early = self.early, []
+        misplaced = m.Misplaced(key=self.id, shard=self.number)
+        effects: list[Effect] = [Recycle(event.data) for event in early]
+        asked = [event.peer for event in early if not isinstance(event.message, m.Staged)]  # a report is made again
+        return effects + [Send(peer, misplaced) for peer in dict.fromkeys(asked)]
+
+    def demote(self) -> None:
+        """Somebody else is the head now: what is here and in no entry is sent to it again."""
+        self._attaching.clear()
+        self._writes.clear()
+        self.clocks.received = dict(self.clocks.applied)
+        for slot in self.slots.values():
+            slot.waiting.clear()
+
+    def on_head(self) -> list[Effect]:
+        """This server speaks for the shard from now on."""
+        return []
+
+    def on_server_back(self, server: Incarnation) -> list[Effect]:
+        """The link to another server is open again: say again what it may have missed."""
+        return []
+
+    # --- the first value --------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        return not any(slot.missing for slot in self.slots.values())
+
+    def init(
+        self, peer: Incarnation, request: int, pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...]
+    ) -> list[Effect]:
+        """Take pieces of the first value."""
+        return self.queue([First(pieces, data, (peer, request))])
+
+    def _first(self, unit: First) -> list[Effect]:
+        effects: list[Effect] = []
+        is_logged = unit.request is not None
+        for (number, lo, hi), part in zip(unit.pieces, unit.data, strict=True):
+            slot = self.slots[number]
+            if slot.missing:
+                slot.dense.write(lo, hi, part, is_pinned=False)
+                slot.missing -= hi - lo
+                if is_logged:
+                    effects += self._log_part(((number, lo, hi),), [part])
+                effects += self.answer_waiting(slot)
+        if unit.request is not None:
+            peer, request = unit.request
+            effects += [Recycle(unit.data), *self.log.seal(m.LogEntry(kind=m.Kind.FIRST))]
+            effects.append(Send(peer, m.Done(request=request)))
+        return effects + self.answer_attaching()
+
+    def _log_part(self, pieces: tuple[m.Piece, ...], data: Sequence[Bytes]) -> list[Effect]:
+        """Put data as it is into the entry that is being made."""
+        if self.log.downstream is None:
+            return []
+        return self.log.part(pieces, tuple(self._copied(one) for one in data))
+
+    def _copied(self, data: Bytes) -> Block:
+        block = self._room(data.nbytes)
+        block.array[:] = data
+        return block
+
+    def _room(self, nbytes: int) -> Block:
+        return self._memory.allocate(nbytes) if nbytes > COPIED_BYTES else Block(np.empty(nbytes, np.uint8))
+
+    def restore(self, unit: Restored) -> list[Effect]:
+        return self.queue([unit])
+
+    def _restore(self, unit: Restored) -> list[Effect]:
+        slot = self.slots[unit.slot]
+        old = slot.dense.restore(unit.arrays, unit.meta, is_pinned=self._pins.is_pinned(slot.dense.block))
+        self._pins.retire(old)
+        slot.missing = 0
+        effects: list[Effect] = []
+        if unit.request is not None:
+            for array in unit.arrays.values():
+                effects += self._log_part(((unit.slot, 0, 0),), [array.reshape(-1).view(np.uint8)])
+            names, dtypes = tuple(unit.arrays), tuple(str(array.dtype) for array in unit.arrays.values())
+            entry = m.LogEntry(kind=m.Kind.RESTORE, clock=unit.slot, names=names, dtypes=dtypes, meta=unit.meta)
+            effects += self.log.seal(entry)
+            peer, request = unit.request
+            effects.append(Send(peer, m.Done(request=request)))
+        return effects + self.answer_waiting(slot) + self.answer_attaching()
+
+    def attach(self, peer: Incarnation, request: int, clock: int) -> list[Effect]:
+        if clock >= 0:  # the keeper has named it
+            return self.queue([Start(peer, clock, request)])
+        self._attaching.append((peer, request))
+        return self.answer_attaching()
+
+    def answer_attaching(self) -> list[Effect]:
+        if not self._attaching or not self.log.is_head:
+            return []
+        if not self.is_ready:
+            return self._ask_for_first_value()
+        waiting, self._attaching = self._attaching, []
+        effects: list[Effect] = []
+        for peer, request in waiting:
+            if peer in self.members.live:
+                clock = self.clocks.received.get(peer, self.first_clock())
+                effects += self.queue([Start(peer, clock, request)])
+            else:
+                effects.append(Send(peer, m.Done(request=request, detail=0)))
+        return effects
+
+    def _start(self, unit: Start) -> list[Effect]:
+        is_new = unit.who not in self.clocks.received
+        self.clocks.start(unit.who, unit.clock)
+        if unit.request is None:
+            return []
+        effects: list[Effect] = []
+        if is_new:
+            effects += self.log.seal(m.LogEntry(kind=m.Kind.START, who=unit.who, clock=unit.clock))
+        return [*effects, Send(unit.who, m.Done(request=unit.request, detail=unit.clock))]
+
+    def _ask_for_first_value(self) -> list[Effect]:
+        """The lowest rank gives the first value before it attaches. If it waits here, whose task that was has died:
+        a clock of -1 tells it that the task is now its own."""
+        lowest = min(self.members.live, key=self.members.rank, default=None)
+        for waiting in self._attaching:
+            if waiting[0] == lowest:
+                self._attaching.remove(waiting)
+                return [Send(lowest, m.Done(request=waiting[1], detail=-1))]
+        return []
+
+    @abstractmethod
+    def first_clock(self) -> int:
+        """Where a worker starts that joined after the key was made."""
+
+    # --- pushes -----------------------------------------------------------------------------------------------------
+
+    def push(self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...]) -> list[Effect]:
+        self.clocks.start(peer, push.since)
+        admission = self.admit(peer, push)
+        if admission is Admission.NEXT:
+            if push.pull:
+                self._wait_for(peer, push.pull, push.clock, push.pieces, rides=True)
+            staged = [(number, lo, hi, part) for (number, lo, hi), part in zip(push.pieces, data, strict=True)]
+            return self.accept(peer, push, staged)
+        effects: list[Effect] = [Recycle(data)]
+        if admission is Admission.DUPLICATE:
+            effects += self._answer_again(peer, push)
+        return effects
+
+    @abstractmethod
+    def admit(self, peer: Incarnation, push: m.Push) -> Admission:
+        """Only the next push of an incarnation counts, and each of its parts once."""
+
+    @abstractmethod
+    def accept(self, peer: Incarnation, push: m.Push, staged: list[StagedPiece]) -> list[Effect]:
+        """Count one part of a push that was admitted."""
+
+    def _answer_again(self, peer: Incarnation, push: m.Push) -> list[Effect]:
+        error = self._refused.get((peer, push.clock)) or self._refused.get((ROUND, push.clock), "")
+        if push.pull and error:
+            return [Send(peer, self._refusal(push.pull, push.clock, push.pieces, error))]
+        if push.pull:
+            pull = m.Pull(pull=push.pull, key=self.id, shard=self.number, clock=push.clock, pieces=push.pieces)
+            return self.pull(peer, pull)
+        if push.clock <= self.clocks.applied[peer]:
+            return [Send(peer, self._ack(push.clock, error))]
+        return []  # here but not applied yet: its ack comes with the others
+
+    def _ack(self, clock: int, error: str = "") -> m.Ack:
+        return m.Ack(key=self.id, shard=self.number, clock=clock, error=error)
+
+    def on_members(self) -> list[Effect]:
+        """The generation changed."""
+        return self.answer_attaching()
+
+    # --- pulls ------------------------------------------------------------------------------------------------------
+
+    def pull(self, peer: Incarnation, pull: m.Pull) -> list[Effect]:
+        self._wait_for(peer, pull.pull, pull.clock, pull.pieces, rides=False)
+        effects: list[Effect] = []
+        for number in dict.fromkeys(piece[0] for piece in pull.pieces):
+            effects += self.answer_waiting(self.slots[number])
+        return effects
+
+    def _wait_for(self, peer: Incarnation, pull: int, clock: int, pieces: tuple[m.Piece, ...], *, rides: bool) -> None:
+        for number, lo, hi in pieces:
+            self.slots[number].waiting.append(Waiting(peer, pull, clock, lo, hi, rides))
+
+    def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:
+        if slot.missing:
+            return Verdict(False, "rank 0 has not given its first value")
+        return may_pull(
+            self.spec.consistency, peer, clock, rounds=slot.rounds, clocks=self.clocks, live=self.members.live
+        )
+
+    def answer_waiting(self, slot: HeldSlot) -> list[Effect]:
+        """Answer every pull on this slot that may be answered now."""
+        if not slot.waiting:
+            return []
+        still: list[Waiting] = []
+        effects: list[Effect] = []
+        copies: dict[tuple[int, int], Block] = {}  # readers of the same small piece share one copy of it
+        for waiting in slot.waiting:
+            if self.verdict(slot, waiting.peer, waiting.clock).admit:
+                effects.append(self._answer(slot, waiting, copies))
+            else:
+                still.append(waiting)
+        slot.waiting = still
+        return effects
+
+    def _answer(self, slot: HeldSlot, waiting: Waiting, copies: dict[tuple[int, int], Block]) -> Send:
+        lo, hi = waiting.lo, waiting.hi
+        pins: tuple[int, ...] = ()
+        itemsize = self.itemsize
+        block = slot.dense.block
+        if (hi - lo) * itemsize <= COPIED_BYTES:
+            found = copies.get((lo, hi))
+            if found is None:
+                found = copies[(lo, hi)] = Block(block.array[lo * itemsize : hi * itemsize].copy())
+            data = found
+        else:
+            pins = (self._pins.pin(waiting.peer, block),)
+            data = Block(block.array[lo * itemsize : hi * itemsize], block.segment, block.offset + lo * itemsize)
+        pulled = m.Pulled(
+            pull=waiting.pull,
+            key=self.id,
+            clock=waiting.clock,
+            version=self.slot_version(slot),
+            pieces=((slot.number, lo, hi),),
+            pins=pins,
+        )
+        return Send(waiting.peer, pulled, (data,), pins, self.spec.priority)
+
+    @abstractmethod
+    def slot_version(self, slot: HeldSlot) -> int:
+        """How many updates the key has taken, as far as this slot shows."""
+
+    def drop_reader(self, peer: Incarnation) -> None:
+        """The link to this peer is gone; it asks again when it is back."""
+        for slot in self.slots.values():
+            slot.waiting = [waiting for waiting in slot.waiting if waiting.peer != peer]
+        self._attaching = [one for one in self._attaching if one[0] != peer]
+        self.early = [event for event in self.early if event.peer != peer]
+        self.log.drop_reader(peer)
+
+    def dissolve(self) -> list[Effect]:
+        """The key is deleted: give its memory back and tell those who wait."""
+        effects: list[Effect] = []
+        gone = f"'{self.spec.name}' was deleted"
+        for slot in self.slots.values():
+            for one in slot.waiting:
+                piece = (slot.number, one.lo, one.hi)
+                effects.append(Send(one.peer, self._refusal(one.pull, one.clock, (piece,), gone)))
+            self._pins.retire(slot.dense.block)
+        for end in self._ends.values():
+            effects += [Send(who, self._ack(end.push[1], gone)) for who in end.acks]
+        effects += [Send(peer, m.Refused(request=ask, is_usage=True, reason=gone)) for peer, ask in self._attaching]
+        return effects + self.log.dissolve()
+
+    def leave(self) -> list[Effect]:
+        """The shard is not held here any more: give its memory back. Who waits has heard of it, and asks elsewhere."""
+        for slot in self.slots.values():
+            self._pins.retire(slot.dense.block)
+        return [*self.log.dissolve(), *self.send_away()]
+
+    def _refusal(self, pull: int, clock: int, pieces: tuple[m.Piece, ...], error: str) -> m.Pulled:
+        return m.Pulled(pull=pull, key=self.id, clock=clock, version=self.version, pieces=pieces, error=error)
+
+    # --- what the keeper orders -------------------------------------------------------------------------------------
+
+    def stage_write(self, peer: Incarnation, write: m.Write, data: tuple[Bytes, ...]) -> None:
+        number, staged = self._writes.get(peer, (-1, {}))
+        if number != write.write:
+            number, staged = self._writes[peer] = (write.write, {})
+        for piece, part in zip(write.pieces, data, strict=True):
+            staged[piece] = part.copy()  # the sender's memory is its own again once this is answered
+
+    def order(self, order: Order) -> list[Effect]:
+        """Keeper: put a read or a write between two rounds, and pass it on, so that all shards choose the same."""
+        order = msgspec.structs.replace(order, round=self.current_round(), is_passed_on=True)
+        return [Send(head, order) for head in self.routes.heads()]
+
+    @abstractmethod
+    def current_round(self) -> int:
+        """After which round the keeper puts an order; -1 where there are no rounds."""
+
+    def schedule(self, order: Order) -> list[Effect]:
+        """Queue an order: its moment has come."""
+        if isinstance(order, m.Commit):
+            number, staged = self._writes.get(order.writer, (-1, {}))
+            if number == order.write:
+                del self._writes[order.writer]
+                self._written[order.writer] = number
+                return self.queue([*(Put(*piece, part) for piece, part in staged.items()), order])
+            if self._written.get(order.writer) != order.write:
+                reason = f"what was to be assigned to '{self.spec.name}' is not here any more; assign it again"
+                return [Send(order.writer, m.Refused(request=order.request, is_usage=False, reason=reason))]
+        return self.queue([order])
+
+    def _put(self, put: Put) -> list[Effect]:
+        slot = self.slots[put.slot]
+        is_pinned = self._pins.is_pinned(slot.dense.block)
+        self._pins.retire(slot.dense.write(put.lo, put.hi, put.data, is_pinned=is_pinned))
+        return [] if put.is_followed else self._log_part(((put.slot, put.lo, put.hi),), [put.data])
+
+    def _carry_out(self, order: Order) -> list[Effect]:
+        if isinstance(order, m.Commit):
+            done = Send(order.writer, m.Done(request=order.request, detail=self.number))
+            return [*self.log.seal(m.LogEntry(kind=m.Kind.WRITE)), done]
+        effects: list[Effect] = []
+        for number, lo, hi in order.pieces:
+            if number in self.slots:
+                reader = Waiting(order.reader, order.pull, -1, lo, hi, False)
+                effects.append(self._answer(self.slots[number], reader, {}))
+        return effects
+
+    # --- work on data -----------------------------------------------------------------------------------------------
+
+    def queue(self, units: Sequence[Unit]) -> list[Effect]:
+        """Do the first unit that touches data and all that cost nothing; the rest comes back as Later."""
+        effects: list[Effect] = []
+        may_touch = True
+        for unit in units:
+            is_free = isinstance(unit, FREE)
+            if self._backlog or not (may_touch or is_free):
+                self._backlog += 1
+                effects.append(Later((self.id, self.number, unit)))
+                if isinstance(unit, End):
+                    self._ends[unit.push] = unit
+            else:
+                may_touch = may_touch and is_free
+                effects += self._do(unit)
+        return effects
+
+    def work(self, unit: Unit) -> list[Effect]:
+        """Do one unit that came back."""
+        self._backlog -= 1
+        return self._do(unit)
+
+    def _do(self, unit: Unit) -> list[Effect]:
+        if isinstance(unit, Apply):
+            return self._apply(unit)
+        if isinstance(unit, End):
+            self._ends.pop(unit.push, None)
+            return self.end(unit)
+        match unit:
+            case Put():
+                return self._put(unit)
+            case First():
+                return self._first(unit)
+            case Start():
+                return self._start(unit)
+            case Restored():
+                return self._restore(unit)
+            case Mark(whole=whole):
+                return self.log.mark(whole)
+            case Echo(index=index, slot=slot, unit=echoed):
+                return self._do(echoed) if index > self.slots[slot].base else []
+            case Teach():
+                return self._teach(unit)
+            case Learn():
+                return self._learn(unit)
+            case _:
+                return self._carry_out(unit)
+
+    def _apply(self, unit: Apply) -> list[Effect]:
+        slot = self.slots[unit.slot]
+        effects: list[Effect] = []
+        is_followed = self.log.downstream is not None and not unit.is_reduced
+        if is_followed:
+            self.log.begin()
+        if unit.pieces:
+            is_pinned = self._pins.is_pinned(slot.dense.block)
+            try:
+                if unit.is_reduced or is_followed:
+                    reduced, told = self._reduce(slot, unit)
+                    effects += told
+                    old = slot.dense.update(reduced, hyper=unit.hyper, is_pinned=is_pinned)
+                else:
+                    pieces = [SlotPiece(lo, hi, data) for _, lo, hi, data in unit.pieces]
+                    old = slot.dense.apply(pieces, divisor=unit.divisor, hyper=unit.hyper, is_pinned=is_pinned)
+                self._pins.retire(old)
+            except Exception as error:  # a user's reducer or updater failed: its pushers hear of it, the server lives
+                self._errors[unit.push] = f"the update of '{self.spec.name}' failed: {type(error).__name__}: {error}"
+                effects.append(Log("error", self._errors[unit.push]))
+            if not unit.is_reduced:
+                effects.append(Recycle(tuple(data for _, _, _, data in unit.pieces)))
+        self.applied(slot, unit)
+        if slot.waiting:
+            effects += self._refuse_riders(slot, unit.push) if self._errors else self.answer_waiting(slot)
+        return effects
+
+    def _reduce(self, slot: HeldSlot, unit: Apply) -> tuple[list[Reduced], list[Effect]]:
+        """What to update with, as all of the chain do; the head sends it on before it does so itself."""
+        if unit.is_reduced:
+            return [Reduced(lo, hi, data) for _, lo, hi, data in unit.pieces], []
+        blocks: list[Block] = []
+
+        def room(nbytes: int) -> Bytes:
+            blocks.append(self._room(nbytes))
+            return blocks[-1].array
+
+        pieces = [SlotPiece(lo, hi, data) for _, lo, hi, data in unit.pieces]
+        reduced = slot.dense.reduce(pieces, divisor=unit.divisor, room=room)
+        named = tuple((slot.number, one.lo, one.hi) for one in reduced)
+        return reduced, self.log.part(named, tuple(blocks))
+
+    @abstractmethod
+    def applied(self, slot: HeldSlot, unit: Apply) -> None:
+        """This slot has taken the unit."""
+
+    def end(self, end: End) -> list[Effect]:
+        """Everything of a push or round is applied here: count it, and tell those who asked."""
+        clock = end.push[1]
+        for who in end.members:
+            if who in self.clocks.applied:  # it may have left meanwhile
+                self.clocks.applied[who] = clock
+        is_whole = bool(end.members) or end.push[0] == ROUND
+        if is_whole:
+            self.ended(clock)
+        error = self._errors.get(end.push, "") or end.entry.error
+        effects = self._log_end(end, error)
+        for slot in self.slots.values():
+            if slot.waiting:
+                effects += self._refuse_riders(slot, end.push) if self._errors else self.answer_waiting(slot)
+        if is_whole:
+            self._errors.pop(end.push, None)
+        if error and is_whole:
+            self._refused[end.push] = error
+            if len(self._refused) > MAX_REFUSED:
+                del self._refused[next(iter(self._refused))]
+        return effects + [Send(who, self._ack(clock, error)) for who in end.acks]
+
+    def _log_end(self, end: End, error: str) -> list[Effect]:
+        if end.is_followed:
+            return []
+        entry = end.entry
+        return self.log.seal(msgspec.structs.replace(entry, error=error) if error else entry)
+
+    @abstractmethod
+    def ended(self, clock: int) -> None:
+        """A push or round has ended: the version moves."""
+
+    def _refuse_riders(self, slot: HeldSlot, push: tuple[Incarnation, int]) -> list[Effect]:
+        """Tell the pulls that ride on a refused push why; answer the others."""
+        error = self._errors.get(push)
+        if error is None:
+            return self.answer_waiting(slot)
+        who, clock = push
+        effects: list[Effect] = []
+        still: list[Waiting] = []
+        for one in slot.waiting:
+            if one.rides and one.clock == clock and who in (0, one.peer):
+                piece = (slot.number, one.lo, one.hi)
+                effects.append(Send(one.peer, self._refusal(one.pull, clock, (piece,), error)))
+            else:
+                still.append(one)
+        slot.waiting = still
+        return effects + self.answer_waiting(slot)

@@ -1,0 +1,110 @@
+"""Where shards go when servers come and go: evenly, and with little more moved than must be."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from windlass._wire.messages import Recruited, Settled
+from windlass.manager.chart import Chart, Steps
+from windlass.types import Generation, Incarnation, KeyId, KeySpec, Rule, Sequential
+
+SIZES = st.lists(st.integers(1, 60), min_size=4, max_size=12)
+
+
+def spec(name: str, slots: int) -> KeySpec:
+    return KeySpec(
+        name=name, shape=(slots * 1024,), dtype="float32", reduce=Rule("sum"), update=Rule("assign"),
+        consistency=Sequential(), chunk_bytes=4096,
+    )  # fmt: skip
+
+
+def started(num_servers: int, replicas: int, sizes: list[int]) -> Chart:
+    chart = Chart(replicas, shards_per_server=4)
+    for server in range(1, num_servers + 1):
+        chart.join(Incarnation(server), is_late=False)
+    for number, slots in enumerate(sizes, 1):
+        chart.place(KeyId(number), spec(f"k{number}", slots)).is_placed = True
+    return chart
+
+
+def bring_about(chart: Chart) -> int:
+    """Carry out all that the chart wants, as a cluster would. Bytes copied."""
+    copied, under_way = 0, chart.plan()
+    for _ in range(100_000):
+        if not under_way.moves and not under_way.settles:
+            return copied
+        following = Steps()
+        for move in under_way.moves:
+            if move.learner:
+                key, last = chart.keys[move.key], chart.keys[move.key].chains[move.shard][-1]
+                copied += key.nbytes(move.shard)
+                said = Recruited(key=move.key, shard=move.shard, learner=move.learner, term=9, number=9)
+                steps = chart.recruited(said, last)
+                assert steps is not None
+                following.moves += [one for one in steps.moves if one.learner]
+                following.settles += steps.settles
+        for head, key_id, shard in under_way.settles:
+            assert chart.settled(Settled(key=key_id, shard=shard, term=9, number=9), head) is not None
+        more = chart.plan()
+        under_way = Steps([*following.moves, *more.moves], [*following.settles, *more.settles])
+    raise AssertionError("the chart never comes to rest")
+
+
+def held(chart: Chart) -> dict[Incarnation, int]:
+    found = dict.fromkeys(chart.servers, 0)
+    for key in chart.keys.values():
+        for shard, chain in enumerate(key.chains):
+            assert len(set(chain)) == len(chain)
+            for server in chain:
+                found[server] += key.nbytes(shard)
+    assert found == {server: chart.load.held.get(server, 0) for server in chart.servers}
+    return found
+
+
+def largest(chart: Chart) -> int:
+    return max(key.nbytes(shard) for key in chart.keys.values() for shard in range(len(key.chains)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(num_servers=st.integers(1, 6), replicas=st.integers(0, 2), sizes=SIZES)
+def test_a_server_that_joins_gets_its_share_and_little_more_is_copied(num_servers, replicas, sizes):
+    chart = started(num_servers, replicas, sizes)
+    missing = max(0, replicas + 1 - num_servers) > 0
+    bring_about(chart)
+    chart.generation = Generation(1, 2)
+    chart.join(Incarnation(99), is_late=True)
+    copied = bring_about(chart)
+    loads = held(chart)
+    mean = sum(loads.values()) / len(loads)
+    assert max(loads.values()) <= max(1.1 * mean, mean + largest(chart))  # as evenly as whole shards allow
+    if not missing:
+        assert copied <= mean + 2 * largest(chart)
+
+
+@settings(max_examples=60, deadline=None)
+@given(num_servers=st.integers(2, 6), replicas=st.integers(0, 2), sizes=SIZES, pick=st.integers(0, 5))
+def test_a_server_that_leaves_ends_empty_and_every_shard_keeps_its_copies(num_servers, replicas, sizes, pick):
+    chart = started(num_servers, replicas, sizes)
+    bring_about(chart)
+    leaver = chart.servers[pick % num_servers]
+    before = held(chart)[leaver]
+    chart.leaving.add(leaver)
+    copied = bring_about(chart)
+    assert not chart.holds(leaver)
+    assert copied <= before
+    wanted = min(replicas + 1, num_servers - 1)
+    assert all(len(chain) == wanted for key in chart.keys.values() for chain in key.chains)
+
+
+@settings(max_examples=60, deadline=None)
+@given(num_servers=st.integers(2, 6), replicas=st.integers(1, 2), sizes=SIZES, pick=st.integers(0, 5))
+def test_a_server_that_dies_is_replaced_in_every_chain(num_servers, replicas, sizes, pick):
+    chart = started(num_servers, replicas, sizes)
+    bring_about(chart)
+    moves = chart.lose(chart.servers[pick % num_servers])
+    assert all(move.chain for move in moves)
+    bring_about(chart)
+    wanted = min(replicas + 1, num_servers - 1)
+    assert all(len(chain) == wanted for key in chart.keys.values() for chain in key.chains)
+    assert all(not key.targets and not key.learners and not key.settling for key in chart.keys.values())
