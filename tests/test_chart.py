@@ -22,7 +22,7 @@ def spec(name: str, slots: int) -> KeySpec:
 def started(num_servers: int, replicas: int, sizes: list[int]) -> Chart:
     chart = Chart(replicas, shards_per_server=4)
     for server in range(1, num_servers + 1):
-        chart.join(Incarnation(server), is_late=False)
+        chart.join(Incarnation(server), server, is_late=False)
     for number, slots in enumerate(sizes, 1):
         chart.place(KeyId(number), spec(f"k{number}", slots)).is_placed = True
     return chart
@@ -73,7 +73,7 @@ def test_a_server_that_joins_gets_its_share_and_little_more_is_copied(num_server
     missing = max(0, replicas + 1 - num_servers) > 0
     bring_about(chart)
     chart.generation = Generation(1, 2)
-    chart.join(Incarnation(99), is_late=True)
+    chart.join(Incarnation(99), 99, is_late=True)
     copied = bring_about(chart)
     loads = held(chart)
     mean = sum(loads.values()) / len(loads)

@@ -56,6 +56,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def for_store(self) -> StoreOptions:
         if not isinstance(self.lease_seconds, int | float) or not self.lease_seconds > 0:
             raise UsageError(f"lease_seconds expects seconds above 0, got {self.lease_seconds!r}")
+        if not isinstance(self.notice_seconds, int | float) or not self.notice_seconds >= 0:
+            raise UsageError(f"notice_seconds expects seconds, 0 or more, got {self.notice_seconds!r}")
         rate = self.link_bytes_per_second
         if not isinstance(rate, int) or rate < 0:
             raise UsageError(f"link_bytes_per_second expects a whole number, 0 for no limit, got {rate!r}")

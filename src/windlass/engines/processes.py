@@ -248,7 +248,7 @@ def _died(child: Child) -> str:
 
 
 def check_replicas(replicas: int, servers: int) -> None:
-    if not isinstance(replicas, int) or not 0 <= replicas < servers:
+    if type(replicas) is not int or not 0 <= replicas < servers:
         raise UsageError(
             f"replicas expects a whole number below the number of servers ({servers}), got {replicas!r}: "
             "every copy is on a server of its own"

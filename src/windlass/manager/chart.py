@@ -60,6 +60,7 @@ class Chart:
         self.keys: dict[KeyId, Charted] = {}
         self.servers: list[Incarnation] = []
         self.leaving: set[Incarnation] = set()
+        self._ranks: dict[Incarnation, int] = {}
         self.load = Load()
         self.generation = Generation(0, 0)  # the one that will be published next
         self._shards_per_server = shards_per_server
@@ -107,8 +108,9 @@ class Chart:
 
     # --- servers come and go ------------------------------------------------------------------------------------------
 
-    def join(self, server: Incarnation, *, is_late: bool) -> None:
-        self.servers.append(server)
+    def join(self, server: Incarnation, rank: int, *, is_late: bool) -> None:
+        self._ranks[server] = rank
+        self.servers = sorted([*self.servers, server], key=self._ranks.__getitem__)
         self._is_uneven = self._is_uneven or is_late
 
     def lose(self, server: Incarnation) -> list[Move]:

@@ -139,7 +139,7 @@ class ManagerState:
         if join.role is not Role.SERVER:
             return self._publish(f"{name} joined")
         self._heard[peer] = self._now
-        self.chart.join(peer, is_late=self.generation.number > 0)
+        self.chart.join(peer, rank, is_late=self.generation.number > 0)
         return self._take(Steps(), f"{name} joined")
 
     @property

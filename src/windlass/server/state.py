@@ -246,6 +246,8 @@ class ServerState:
                 return self._on_teaching(event, message)
             case m.Beat():
                 return self._on_beat(peer, message)
+            case m.Refused(reason=reason) if peer == MANAGER:
+                return [Log("warning", f"cannot hand over what it holds: {reason}; it ends with it, after its notice")]
             case m.Read() | m.Commit():
                 return self._on_order(peer, message)
             case m.Pull() | m.Init() | m.Write() | m.Attach() | m.Dump() | m.Restore():
@@ -488,7 +490,7 @@ class ServerState:
         for shard in self._shards():
             for who in departed:
                 shard.drop_reader(who)
-        effects += moved + self._beat() if moved else []
+        effects += moved + (self._beat() if membership.moves else [])
         for shard in self._shards():
             effects += self._told(shard, shard.on_members())
         for who in [who for who in self._early if who in self.members.live]:
