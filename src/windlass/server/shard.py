@@ -232,6 +232,7 @@ class Shard(ABC):
         self.lesson = 0  # the last one begun, by us or with us; what belongs to earlier ones is void
         self.ready_learner: Incarnation | None = None  # who last said that it is ready to be shown the shard
         self.being_shown: dict[int, dict[str, Array]] = {}
+        self.has_settled = False  # and was told that this is so
         self.is_pausing = False  # the manager wants another chain to go on: nothing new is begun
         self.early: list[Received] = []  # what came for the head before we knew that we are it
         self._pins = host.pins
@@ -363,9 +364,10 @@ class Shard(ABC):
         return self.log.is_head and not self.is_pausing
 
     def settle(self) -> list[Effect]:
-        """Tell the manager if the pause that it asked for is complete."""
-        if not self.is_pausing or self._backlog or not self.log.is_head or not self.log.is_settled:
+        """Tell the manager, once, if the pause that it asked for is complete."""
+        if not self.is_pausing or self.has_settled or self._backlog or not self.log.is_head or not self.log.is_settled:
             return []
+        self.has_settled = True
         term, number = self.members.generation
         return [Send(MANAGER, m.Settled(key=self.id, shard=self.number, term=term, number=number))]
 

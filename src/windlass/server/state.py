@@ -424,7 +424,7 @@ class ServerState:
         shard = key.shards.get(settle.shard) if key is not None else None
         if shard is None or not shard.log.is_head:
             return []
-        shard.is_pausing = True
+        shard.is_pausing, shard.has_settled = True, False
         return shard.settle()
 
     def _on_tick(self) -> list[Effect]:
