@@ -8,7 +8,9 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Effect
 from windlass.consistency import Admission
 from windlass.consistency.rounds import StagedPiece
-from windlass.server.shard import Apply, End, HeldSlot, Host, Routes, Shard
+from windlass.server.host import Host, Routes
+from windlass.server.shard import Shard
+from windlass.server.units import Apply, End, HeldSlot
 from windlass.store.dense import DenseSlot
 from windlass.types import Bounded, Incarnation
 

@@ -10,7 +10,9 @@ from windlass._wire.effects import Effect, Later, Log, Send
 from windlass.consistency import YES, Admission, Keeper, Rounds, Verdict
 from windlass.consistency.rounds import Contribution, StagedPiece
 from windlass.consistency.verdict import who_lacks
-from windlass.server.shard import ROUND, Apply, End, HeldSlot, Host, Order, Routes, Shard, Start
+from windlass.server.host import Host, Routes
+from windlass.server.shard import Shard
+from windlass.server.units import ROUND, Apply, End, HeldSlot, Order, Start
 from windlass.store.dense import DenseSlot
 from windlass.types import Generation, Incarnation
 

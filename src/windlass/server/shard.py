@@ -8,9 +8,8 @@ that one `handle` touches one chunk. A shard's units are done in the order they 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -18,195 +17,39 @@ import numpy as np
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Later, Log, Received, Recycle, Send
-from windlass.consistency import Admission, Clocks, Verdict, may_pull
+from windlass.consistency import Admission, Clocks
 from windlass.consistency.rounds import StagedPiece
+from windlass.server.answers import Answers
+from windlass.server.host import Host, Routes
 from windlass.server.log import COPIED_BYTES, Teaching, Whole
 from windlass.server.log import Log as ShardLog
-from windlass.server.pins import Pins
+from windlass.server.units import (
+    FREE,
+    ROUND,
+    UNSEEN,
+    Apply,
+    Echo,
+    End,
+    First,
+    HeldSlot,
+    Learn,
+    Mark,
+    Order,
+    Put,
+    Restored,
+    Start,
+    Teach,
+    Unit,
+    Waiting,
+)
 from windlass.store.dense import Contribution as SlotPiece
 from windlass.store.dense import DenseSlot, Reduced
-from windlass.types import MANAGER, Array, Block, Bytes, Chain, Generation, Incarnation, KeyId, KeySpec, Memory
+from windlass.types import MANAGER, Array, Block, Bytes, Incarnation, KeyId, KeySpec
 
 MAX_REFUSED = 64
 
-UNSEEN = 1 << 62
-"""The base of a slot that a learner has not been shown: no entry applies to it."""
 
-ROUND = Incarnation(0)
-"""In a unit of work: the push is nobody's own, it is a round."""
-
-
-@dataclass(slots=True)
-class Members:
-    """The workers of the current generation, and the rank of everyone seen so far (the departed included)."""
-
-    generation: Generation = field(default_factory=lambda: Generation(0, 0))
-    live: dict[Incarnation, str] = field(default_factory=dict)
-    ranks: dict[Incarnation, int] = field(default_factory=dict)
-
-    def rank(self, who: Incarnation) -> int:
-        return self.ranks.get(who, 1 << 30)
-
-    def name(self, who: Incarnation) -> str:
-        return self.live.get(who) or f"a departed worker (rank {self.ranks.get(who, '?')})"
-
-
-@dataclass(slots=True)
-class Host:
-    """What the shards of one server share."""
-
-    me: Incarnation
-    memory: Memory
-    pins: Pins
-    members: Members
-
-
-@dataclass(slots=True)
-class Routes:
-    """The chain of every shard of one key, as the generation has them."""
-
-    chains: list[Chain]
-
-    def head(self, shard: int) -> Incarnation | None:
-        chain = self.chains[shard]
-        return chain[0] if chain else None
-
-    @property
-    def keeper(self) -> Incarnation | None:
-        return self.head(0)
-
-    def heads(self) -> list[Incarnation]:
-        return list(dict.fromkeys(chain[0] for chain in self.chains if chain))
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A pull of one piece that cannot be answered yet. `rides` tells that it came with the push it follows."""
-
-    peer: Incarnation
-    pull: int
-    clock: int
-    lo: int
-    hi: int
-    rides: bool
-
-
-@dataclass(slots=True)
-class HeldSlot:
-    number: int
-    dense: DenseSlot
-    missing: int  # elements that have no first value yet
-    rounds: int = 0
-    waiting: list[Waiting] = field(default_factory=list)
-    base: int = 0  # the last entry that was in it when it came here
-
-
-@dataclass(slots=True)
-class Apply:
-    """Unit of work: reduce these pieces and update one slot, once. `push` is whose (0: a round) and which. A follower's
-    pieces come reduced."""
-
-    slot: int
-    pieces: list[StagedPiece]
-    divisor: int
-    hyper: dict[str, float] | None
-    push: tuple[Incarnation, int]
-    is_reduced: bool = False
-
-
-@dataclass(slots=True)
-class End:
-    """Unit of work: the round, or the part of a push of `push[0]`, is applied to every slot here, and its entry is
-    made. Only now does it count as applied for its `members` (none, while other parts are still to come): an
-    acknowledgement gives the pusher its memory back. `acks` are those who want one."""
-
-    push: tuple[Incarnation, int]
-    members: tuple[Incarnation, ...]
-    acks: tuple[Incarnation, ...]
-    entry: m.LogEntry
-    is_followed: bool = False  # the entry came from the predecessor
-
-
-@dataclass(slots=True)
-class Put:
-    """Unit of work: set elements lo to hi of a slot, as the driver wants them."""
-
-    slot: int
-    lo: int
-    hi: int
-    data: Bytes
-    is_followed: bool = False
-
-
-@dataclass(slots=True)
-class First:
-    """Unit of work: pieces of the first value. Those of a slot that has one already are passed over."""
-
-    pieces: tuple[m.Piece, ...]
-    data: tuple[Bytes, ...]
-    request: tuple[Incarnation, int] | None  # who gave them; nobody on a follower
-
-
-@dataclass(slots=True)
-class Start:
-    """Unit of work: count this worker from this clock on."""
-
-    who: Incarnation
-    clock: int
-    request: int | None
-
-
-@dataclass(slots=True)
-class Restored:
-    """Unit of work: a slot becomes what was saved of it."""
-
-    slot: int
-    arrays: dict[str, Array]
-    meta: dict[str, Any]
-    request: tuple[Incarnation, int] | None
-
-
-@dataclass(slots=True)
-class Echo:
-    """Unit of work: what entry `index` from the predecessor does to one slot, unless the slot came with it."""
-
-    index: int
-    slot: int
-    unit: Apply | Put | First | Restored
-
-
-@dataclass(slots=True)
-class Teach:
-    """Unit of work: begin to show the shard to this learner, or show it one slot."""
-
-    lesson: int
-    learner: Incarnation
-    slot: int = -1
-    is_end: bool = False
-
-
-@dataclass(slots=True)
-class Learn:
-    """Unit of work: a slot becomes what the last of the chain showed."""
-
-    shown: m.ShowSlot
-    arrays: dict[str, Array]
-
-
-@dataclass(slots=True)
-class Mark:
-    """Unit of work: an entry that came from the predecessor is applied."""
-
-    whole: Whole
-
-
-Order = m.Read | m.Commit
-Unit = Apply | End | Put | First | Start | Restored | Mark | Echo | Teach | Learn | m.Read | m.Commit
-FREE = (End, Start, Mark)
-"""Units that touch no data."""
-
-
-class Shard(ABC):
+class Shard(Answers):
     """Every method that can answer somebody returns effects; what they tell must pass `log.hold_back`."""
 
     log_kind: type[ShardLog] = ShardLog
@@ -551,76 +394,6 @@ class Shard(ABC):
         """The generation changed."""
         return self.answer_attaching()
 
-    # --- pulls ------------------------------------------------------------------------------------------------------
-
-    def pull(self, peer: Incarnation, pull: m.Pull) -> list[Effect]:
-        self._wait_for(peer, pull.pull, pull.clock, pull.pieces, rides=False)
-        effects: list[Effect] = []
-        for number in dict.fromkeys(piece[0] for piece in pull.pieces):
-            effects += self.answer_waiting(self.slots[number])
-        return effects
-
-    def _wait_for(self, peer: Incarnation, pull: int, clock: int, pieces: tuple[m.Piece, ...], *, rides: bool) -> None:
-        for number, lo, hi in pieces:
-            self.slots[number].waiting.append(Waiting(peer, pull, clock, lo, hi, rides))
-
-    def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:
-        if slot.missing:
-            return Verdict(False, "rank 0 has not given its first value")
-        return may_pull(
-            self.spec.consistency, peer, clock, rounds=slot.rounds, clocks=self.clocks, live=self.members.live
-        )
-
-    def answer_waiting(self, slot: HeldSlot) -> list[Effect]:
-        """Answer every pull on this slot that may be answered now."""
-        if not slot.waiting:
-            return []
-        still: list[Waiting] = []
-        effects: list[Effect] = []
-        copies: dict[tuple[int, int], Block] = {}  # readers of the same small piece share one copy of it
-        for waiting in slot.waiting:
-            if self.verdict(slot, waiting.peer, waiting.clock).admit:
-                effects.append(self._answer(slot, waiting, copies))
-            else:
-                still.append(waiting)
-        slot.waiting = still
-        return effects
-
-    def _answer(self, slot: HeldSlot, waiting: Waiting, copies: dict[tuple[int, int], Block]) -> Send:
-        lo, hi = waiting.lo, waiting.hi
-        pins: tuple[int, ...] = ()
-        itemsize = self.itemsize
-        block = slot.dense.block
-        if (hi - lo) * itemsize <= COPIED_BYTES:
-            found = copies.get((lo, hi))
-            if found is None:
-                found = copies[(lo, hi)] = Block(block.array[lo * itemsize : hi * itemsize].copy())
-            data = found
-        else:
-            pins = (self._pins.pin(waiting.peer, block),)
-            data = Block(block.array[lo * itemsize : hi * itemsize], block.segment, block.offset + lo * itemsize)
-        pulled = m.Pulled(
-            pull=waiting.pull,
-            key=self.id,
-            clock=waiting.clock,
-            version=self.slot_version(slot),
-            pieces=((slot.number, lo, hi),),
-            pins=pins,
-        )
-        return Send(waiting.peer, pulled, (data,), pins, self.spec.priority)
-
-    @abstractmethod
-    def slot_version(self, slot: HeldSlot) -> int:
-        """How many updates the key has taken, as far as this slot shows."""
-
-    def drop_reader(self, peer: Incarnation) -> None:
-        """The link to this peer is gone; it asks again when it is back."""
-        for slot in self.slots.values():
-            slot.waiting = [waiting for waiting in slot.waiting if waiting.peer != peer]
-        self._attaching = [one for one in self._attaching if one[0] != peer]
-        self.early = [event for event in self.early if event.peer != peer]
-        self.log.drop_reader(peer)
-
     def dissolve(self) -> list[Effect]:
         """The key is deleted: give its memory back and tell those who wait."""
         effects: list[Effect] = []
@@ -640,9 +413,6 @@ class Shard(ABC):
         for slot in self.slots.values():
             self._pins.retire(slot.dense.block)
         return [*self.log.dissolve(), *self.send_away()]
-
-    def _refusal(self, pull: int, clock: int, pieces: tuple[m.Piece, ...], error: str) -> m.Pulled:
-        return m.Pulled(pull=pull, key=self.id, clock=clock, version=self.version, pieces=pieces, error=error)
 
     # --- what the keeper orders -------------------------------------------------------------------------------------
 
@@ -818,20 +588,3 @@ class Shard(ABC):
     @abstractmethod
     def ended(self, clock: int) -> None:
         """A push or round has ended: the version moves."""
-
-    def _refuse_riders(self, slot: HeldSlot, push: tuple[Incarnation, int]) -> list[Effect]:
-        """Tell the pulls that ride on a refused push why; answer the others."""
-        error = self._errors.get(push)
-        if error is None:
-            return self.answer_waiting(slot)
-        who, clock = push
-        effects: list[Effect] = []
-        still: list[Waiting] = []
-        for one in slot.waiting:
-            if one.rides and one.clock == clock and who in (0, one.peer):
-                piece = (slot.number, one.lo, one.hi)
-                effects.append(Send(one.peer, self._refusal(one.pull, clock, (piece,), error)))
-            else:
-                still.append(one)
-        slot.waiting = still
-        return effects + self.answer_waiting(slot)

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from windlass._wire import messages as m
 from windlass._wire.effects import (
     Dial,
@@ -34,30 +32,30 @@ from windlass._wire.effects import (
 )
 from windlass.errors import UsageError
 from windlass.server.arrival import ArrivalShard
+from windlass.server.held import AnyShard, HeldKey, dump, misfit, misread, refusal
+from windlass.server.host import Host, Members, Routes
 from windlass.server.log import Standing, Teaching
 from windlass.server.pins import Pins
 from windlass.server.sequential import Advance, SequentialShard
-from windlass.server.shard import Host, Learn, Members, Restored, Routes, Shard
+from windlass.server.shard import Shard
+from windlass.server.teaching import hear_learner, hear_teacher
+from windlass.server.units import Restored
 from windlass.store.dense import DenseSlot, warm
 from windlass.store.reduce import Op, resolve_reducer
 from windlass.store.update import Fused, resolve_updater
 from windlass.types import (
     MANAGER,
     Array,
-    Block,
     Bytes,
     Chain,
     Generation,
     Incarnation,
     KeyId,
-    KeySpec,
     Memory,
     Node,
     Role,
     Sequential,
 )
-
-AnyShard = SequentialShard | ArrivalShard
 
 MAX_EARLY_MESSAGES = 256
 
@@ -71,18 +69,6 @@ class ServerConfig:
     manager: tuple[str, ...]
     local: Mapping[str, object] = field(default_factory=dict)
     lease_seconds: float = 3.0
-
-
-@dataclass(slots=True)
-class HeldKey:
-    """A key of which this server holds some shards, and where the others are."""
-
-    spec: KeySpec
-    routes: Routes
-    shards: dict[int, AnyShard] = field(default_factory=dict)
-
-    def of_slot(self, slot: int) -> AnyShard | None:
-        return self.shards.get(self.spec.shard_of(slot, len(self.routes.chains)))
 
 
 class ServerState:
@@ -182,7 +168,7 @@ class ServerState:
         elif push.pieces == shard.whole and len(data) == 1 and data[0].nbytes == shard.whole_bytes:
             return self._told(shard, shard.push(peer, push, data))
         else:
-            problem = _misfit(shard, push.pieces, data)
+            problem = misfit(shard, push.pieces, data)
             if not problem:
                 return self._told(shard, shard.push(peer, push, data))
         answer: m.AnyMessage = m.Ack(key=push.key, shard=push.shard, clock=push.clock, error=problem)
@@ -267,7 +253,7 @@ class ServerState:
             if shard is None or not shard.speaks:
                 number = key.spec.shard_of(message.slot, len(key.routes.chains)) if is_of_slot else message.shard
                 return self._keep_for_head(event, message.key, number, shard)
-            problem = _misfit(
+            problem = misfit(
                 shard, getattr(message, "pieces", ()), data if isinstance(message, m.Init | m.Write) else None
             )
         if shard is None or problem:
@@ -291,7 +277,7 @@ class ServerState:
                 shard.stage_write(peer, message, data)
                 return [Recycle(data), Send(peer, m.Done(request=message.request))]
             case m.Dump():
-                return self._dump(peer, shard, message)
+                return dump(peer, shard, message)
             case m.Restore():
                 return self._restore(peer, shard, message, data)
         return []
@@ -302,15 +288,9 @@ class ServerState:
         problem = "the key was deleted" if key is None else ""
         keeper = None if key is None else key.shards.get(0)
         if key is not None and isinstance(order, m.Read):
-            problem = _misread(key, order.pieces)
+            problem = misread(key, order.pieces)
         if key is None or problem:
-            answer: m.AnyMessage
-            if isinstance(order, m.Read):
-                answer = m.Pulled(
-                    pull=order.pull, key=order.key, clock=0, version=0, pieces=order.pieces, error=problem
-                )
-                return [Send(order.reader, answer)]
-            return [Send(order.writer, m.Refused(request=order.request, is_usage=True, reason=problem))]
+            return [refusal(order, problem)]
         if order.is_passed_on:
             if peer != key.routes.keeper:
                 return []  # an old keeper's; whoever asked will ask again
@@ -367,40 +347,12 @@ class ServerState:
     def _on_teaching(self, event: Received, message: m.Ready | m.Show | m.ShowSlot | m.Shown) -> list[Effect]:
         key = self.keys.get(message.key)
         shard = key.shards.get(message.shard) if key is not None else None
-        peer = event.peer
-        if isinstance(message, m.Ready):
-            if shard is not None:
-                shard.ready_learner = peer
-                return shard.teach(peer)
-            return []
-        if isinstance(message, m.Shown) and message.is_answer:
-            if shard is None or shard.lesson != message.lesson:
+        if isinstance(message, m.Ready) or (isinstance(message, m.Shown) and message.is_answer):
+            if shard is None:
                 return []
-            shard.log.on_shown(peer)
-            return [*self._beat(), *shard.report_recruit()]  # from now on its word is needed to answer anyone
-        is_ours = shard is not None and shard.log.standing is Standing.LEARNER and shard.log.predecessor == peer
-        effects: list[Effect] = [Recycle(event.data)]
-        if isinstance(message, m.ShowSlot) and event.is_shared and message.pins:
-            effects = [Send(peer, m.Release(pins=message.pins))]
-        if shard is None or not is_ours or not (isinstance(message, m.Show) or shard.lesson == message.lesson):
-            return effects
-        match message:
-            case m.Show(index=index, counts=counts, lesson=lesson):
-                shard.lesson = lesson
-                shard.log.seed(index)
-                shard.learn_counts(counts)
-                shard.being_shown.clear()
-            case m.ShowSlot():
-                effects += self._learn_slot(shard, message, event.data)
-            case m.Shown():
-                effects.append(Send(peer, msgspec.structs.replace(message, is_answer=True)))
-        return effects
-
-    def _learn_slot(self, shard: AnyShard, shown: m.ShowSlot, data: tuple[Bytes, ...]) -> list[Effect]:
-        arrays = shard.being_shown.setdefault(shown.slot, {})
-        for part in data:
-            arrays[shown.name] = part.copy().view(shown.dtype)
-        return shard.queue([Learn(shown, shard.being_shown.pop(shown.slot))]) if shown.is_last else []
+            told = hear_learner(shard, event.peer, message)
+            return [*self._beat(), *told] if isinstance(message, m.Shown) else told  # its word is needed from now on
+        return hear_teacher(shard, event, message)
 
     def _on_beat(self, peer: Incarnation, beat: m.Beat) -> list[Effect]:
         """A server asks whether we still follow it, or has answered that it does."""
@@ -630,16 +582,6 @@ class ServerState:
         key = self.keys.pop(key_id, None)
         return [] if key is None else [effect for shard in key.shards.values() for effect in shard.dissolve()]
 
-    def _dump(self, peer: Incarnation, shard: AnyShard, dump: m.Dump) -> list[Effect]:
-        arrays, meta = shard.slots[dump.slot].dense.dump()
-        names = tuple(arrays)
-        if not 0 <= dump.part < len(names):
-            reason = f"slot {dump.slot} of '{shard.spec.name}' is made of {len(names)} arrays, asked for {dump.part}"
-            return [Send(peer, m.Refused(request=dump.request, is_usage=True, reason=reason))]
-        dtypes = tuple(str(array.dtype) for array in arrays.values())
-        data = Block(arrays[names[dump.part]].reshape(-1).view("uint8"))
-        return [Send(peer, m.Dumped(request=dump.request, names=names, dtypes=dtypes, meta=meta), (data,))]
-
     def _restore(self, peer: Incarnation, shard: AnyShard, restore: m.Restore, data: tuple[Bytes, ...]) -> list[Effect]:
         arrays = self._restoring.setdefault((peer, shard.id, restore.slot), {})
         for part in data:
@@ -662,52 +604,5 @@ class ServerState:
         return {
             "generation": str(self.members.generation),
             "pins": len(self._pins),
-            "keys": {key.spec.name: self._inspect_key(key) for key in self.keys.values()},
+            "keys": {key.spec.name: key.describe(self.members) for key in self.keys.values()},
         }
-
-    def _inspect_key(self, key: HeldKey) -> dict[str, Any]:
-        shards = list(key.shards.values())
-        slots = [slot for shard in shards for slot in shard.slots.values()]
-        heads = [shard for shard in shards if shard.log.is_head]
-        clocks = min(heads or shards, key=lambda shard: shard.version).clocks.applied if shards else {}
-        return {
-            "version": min((shard.version for shard in heads or shards), default=0),
-            "value_bytes": sum(slot.dense.value_bytes for slot in slots),
-            "state_bytes": sum(slot.dense.state_bytes for slot in slots),
-            "staged_bytes": sum(shard.staged_bytes for shard in shards),
-            "slots": sum(len(shard.slots) for shard in heads),
-            "replicas": sum(len(shard.slots) for shard in shards if not shard.log.is_head),
-            "replicated_bytes": sum(shard.log.replicated_bytes for shard in heads),
-            "clocks": {self.members.name(who): clock for who, clock in clocks.items()},
-            "waiting_pulls": sum(len(slot.waiting) for slot in slots),
-        }
-
-
-def _misfit(shard: Shard, pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...] | None) -> str:
-    """What is wrong with pieces that a peer named, if anything: nothing from the wire indexes memory unchecked."""
-    for number, lo, hi in pieces:
-        size = shard.sizes.get(number)
-        if size is None:
-            return f"slot {number} of '{shard.spec.name}' is not in shard {shard.number}"
-        if not 0 <= lo <= hi <= size:
-            return f"elements [{lo}, {hi}) are outside slot {number} of '{shard.spec.name}', which has {size}"
-    if data is None:
-        return ""
-    if len(data) != len(pieces):
-        return f"{len(pieces)} pieces came with {len(data)} buffers"
-    for (number, lo, hi), part in zip(pieces, data, strict=True):
-        if part.nbytes != (hi - lo) * shard.itemsize:
-            return f"slot {number} expected {(hi - lo) * shard.itemsize} bytes, got {part.nbytes}"
-    return ""
-
-
-def _misread(key: HeldKey, pieces: tuple[m.Piece, ...]) -> str:
-    """The same for a read, which names everybody's pieces."""
-    for number, lo, hi in pieces:
-        if not 0 <= number < key.spec.num_slots:
-            return f"'{key.spec.name}' has no slot {number}"
-        shard = key.of_slot(number)
-        problem = _misfit(shard, ((number, lo, hi),), None) if shard is not None else ""
-        if problem:
-            return problem
-    return ""

@@ -13,9 +13,11 @@ from typing import Any
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Event, Received, Send
 from windlass.server.arrival import ArrivalShard
+from windlass.server.host import Routes
 from windlass.server.sequential import SequentialShard
-from windlass.server.shard import ROUND, Apply, HeldSlot, Routes, Shard
+from windlass.server.shard import Shard
 from windlass.server.state import ServerConfig, ServerState
+from windlass.server.units import ROUND, Apply, HeldSlot
 from windlass.trace.recorder import Recorder
 from windlass.trace.spans import Category, Span
 from windlass.types import Incarnation, KeyId, Memory

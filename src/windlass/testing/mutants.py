@@ -17,8 +17,8 @@ from windlass.consistency.rounds import StagedPiece
 from windlass.server.arrival import ArrivalShard
 from windlass.server.log import Log
 from windlass.server.sequential import SequentialShard
-from windlass.server.shard import HeldSlot
 from windlass.server.state import ServerState
+from windlass.server.units import HeldSlot
 from windlass.testing.explorer import Limits
 from windlass.types import Bounded, Eventual, Generation, Incarnation, Sequential
 

@@ -1,0 +1,96 @@
+"""A key of which a server holds some shards; and what may be said of them: nothing from the wire indexes unchecked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass._wire import messages as m
+from windlass._wire.effects import Effect, Send
+from windlass.server.arrival import ArrivalShard
+from windlass.server.host import Members, Routes
+from windlass.server.sequential import SequentialShard
+from windlass.server.shard import Shard
+from windlass.types import Block, Bytes, Incarnation, KeySpec
+
+AnyShard = SequentialShard | ArrivalShard
+
+
+@dataclass(slots=True)
+class HeldKey:
+    """A key of which this server holds some shards, and where the others are."""
+
+    spec: KeySpec
+    routes: Routes
+    shards: dict[int, AnyShard] = field(default_factory=dict)
+
+    def of_slot(self, slot: int) -> AnyShard | None:
+        return self.shards.get(self.spec.shard_of(slot, len(self.routes.chains)))
+
+    def describe(self, members: Members) -> dict[str, Any]:
+        """What `status` shows of it: plain data."""
+        shards = list(self.shards.values())
+        slots = [slot for shard in shards for slot in shard.slots.values()]
+        heads = [shard for shard in shards if shard.log.is_head]
+        clocks = min(heads or shards, key=lambda shard: shard.version).clocks.applied if shards else {}
+        return {
+            "version": min((shard.version for shard in heads or shards), default=0),
+            "value_bytes": sum(slot.dense.value_bytes for slot in slots),
+            "state_bytes": sum(slot.dense.state_bytes for slot in slots),
+            "staged_bytes": sum(shard.staged_bytes for shard in shards),
+            "slots": sum(len(shard.slots) for shard in heads),
+            "replicas": sum(len(shard.slots) for shard in shards if not shard.log.is_head),
+            "replicated_bytes": sum(shard.log.replicated_bytes for shard in heads),
+            "clocks": {members.name(who): clock for who, clock in clocks.items()},
+            "waiting_pulls": sum(len(slot.waiting) for slot in slots),
+        }
+
+
+def misfit(shard: Shard, pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...] | None) -> str:
+    """What is wrong with pieces that a peer named, if anything: nothing from the wire indexes memory unchecked."""
+    for number, lo, hi in pieces:
+        size = shard.sizes.get(number)
+        if size is None:
+            return f"slot {number} of '{shard.spec.name}' is not in shard {shard.number}"
+        if not 0 <= lo <= hi <= size:
+            return f"elements [{lo}, {hi}) are outside slot {number} of '{shard.spec.name}', which has {size}"
+    if data is None:
+        return ""
+    if len(data) != len(pieces):
+        return f"{len(pieces)} pieces came with {len(data)} buffers"
+    for (number, lo, hi), part in zip(pieces, data, strict=True):
+        if part.nbytes != (hi - lo) * shard.itemsize:
+            return f"slot {number} expected {(hi - lo) * shard.itemsize} bytes, got {part.nbytes}"
+    return ""
+
+
+def misread(key: HeldKey, pieces: tuple[m.Piece, ...]) -> str:
+    """The same for a read, which names everybody's pieces."""
+    for number, lo, hi in pieces:
+        if not 0 <= number < key.spec.num_slots:
+            return f"'{key.spec.name}' has no slot {number}"
+        shard = key.of_slot(number)
+        problem = misfit(shard, ((number, lo, hi),), None) if shard is not None else ""
+        if problem:
+            return problem
+    return ""
+
+
+def refusal(order: m.Read | m.Commit, problem: str) -> Send:
+    """What whoever gave this order is told instead."""
+    if isinstance(order, m.Commit):
+        return Send(order.writer, m.Refused(request=order.request, is_usage=True, reason=problem))
+    answer = m.Pulled(pull=order.pull, key=order.key, clock=0, version=0, pieces=order.pieces, error=problem)
+    return Send(order.reader, answer)
+
+
+def dump(peer: Incarnation, shard: Shard, wanted: m.Dump) -> list[Effect]:
+    """One array of what a slot is made of."""
+    arrays, meta = shard.slots[wanted.slot].dense.dump()
+    names = tuple(arrays)
+    if not 0 <= wanted.part < len(names):
+        reason = f"slot {wanted.slot} of '{shard.spec.name}' is made of {len(names)} arrays, asked for {wanted.part}"
+        return [Send(peer, m.Refused(request=wanted.request, is_usage=True, reason=reason))]
+    dtypes = tuple(str(array.dtype) for array in arrays.values())
+    data = Block(arrays[names[wanted.part]].reshape(-1).view("uint8"))
+    return [Send(peer, m.Dumped(request=wanted.request, names=names, dtypes=dtypes, meta=meta), (data,))]

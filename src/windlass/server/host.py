@@ -1,0 +1,51 @@
+"""What the shards of one server share, and what those of one key do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from windlass.server.pins import Pins
+from windlass.types import Chain, Generation, Incarnation, Memory
+
+
+@dataclass(slots=True)
+class Members:
+    """The workers of the current generation, and the rank of everyone seen so far (the departed included)."""
+
+    generation: Generation = field(default_factory=lambda: Generation(0, 0))
+    live: dict[Incarnation, str] = field(default_factory=dict)
+    ranks: dict[Incarnation, int] = field(default_factory=dict)
+
+    def rank(self, who: Incarnation) -> int:
+        return self.ranks.get(who, 1 << 30)
+
+    def name(self, who: Incarnation) -> str:
+        return self.live.get(who) or f"a departed worker (rank {self.ranks.get(who, '?')})"
+
+
+@dataclass(slots=True)
+class Host:
+    """What the shards of one server share."""
+
+    me: Incarnation
+    memory: Memory
+    pins: Pins
+    members: Members
+
+
+@dataclass(slots=True)
+class Routes:
+    """The chain of every shard of one key, as the generation has them."""
+
+    chains: list[Chain]
+
+    def head(self, shard: int) -> Incarnation | None:
+        chain = self.chains[shard]
+        return chain[0] if chain else None
+
+    @property
+    def keeper(self) -> Incarnation | None:
+        return self.head(0)
+
+    def heads(self) -> list[Incarnation]:
+        return list(dict.fromkeys(chain[0] for chain in self.chains if chain))

@@ -1,0 +1,145 @@
+"""The units of work of a shard, each of which touches at most one slot, and the slot itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from windlass._wire import messages as m
+from windlass.consistency.rounds import StagedPiece
+from windlass.server.log import Whole
+from windlass.store.dense import DenseSlot
+from windlass.types import Array, Bytes, Incarnation
+
+UNSEEN = 1 << 62
+"""The base of a slot that a learner has not been shown: no entry applies to it."""
+
+ROUND = Incarnation(0)
+"""In a unit of work: the push is nobody's own, it is a round."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A pull of one piece that cannot be answered yet. `rides` tells that it came with the push it follows."""
+
+    peer: Incarnation
+    pull: int
+    clock: int
+    lo: int
+    hi: int
+    rides: bool
+
+
+@dataclass(slots=True)
+class HeldSlot:
+    number: int
+    dense: DenseSlot
+    missing: int  # elements that have no first value yet
+    rounds: int = 0
+    waiting: list[Waiting] = field(default_factory=list)
+    base: int = 0  # the last entry that was in it when it came here
+
+
+@dataclass(slots=True)
+class Apply:
+    """Unit of work: reduce these pieces and update one slot, once. `push` is whose (0: a round) and which. A follower's
+    pieces come reduced."""
+
+    slot: int
+    pieces: list[StagedPiece]
+    divisor: int
+    hyper: dict[str, float] | None
+    push: tuple[Incarnation, int]
+    is_reduced: bool = False
+
+
+@dataclass(slots=True)
+class End:
+    """Unit of work: the round, or the part of a push of `push[0]`, is applied to every slot here, and its entry is
+    made. Only now does it count as applied for its `members` (none, while other parts are still to come): an
+    acknowledgement gives the pusher its memory back. `acks` are those who want one."""
+
+    push: tuple[Incarnation, int]
+    members: tuple[Incarnation, ...]
+    acks: tuple[Incarnation, ...]
+    entry: m.LogEntry
+    is_followed: bool = False  # the entry came from the predecessor
+
+
+@dataclass(slots=True)
+class Put:
+    """Unit of work: set elements lo to hi of a slot, as the driver wants them."""
+
+    slot: int
+    lo: int
+    hi: int
+    data: Bytes
+    is_followed: bool = False
+
+
+@dataclass(slots=True)
+class First:
+    """Unit of work: pieces of the first value. Those of a slot that has one already are passed over."""
+
+    pieces: tuple[m.Piece, ...]
+    data: tuple[Bytes, ...]
+    request: tuple[Incarnation, int] | None  # who gave them; nobody on a follower
+
+
+@dataclass(slots=True)
+class Start:
+    """Unit of work: count this worker from this clock on."""
+
+    who: Incarnation
+    clock: int
+    request: int | None
+
+
+@dataclass(slots=True)
+class Restored:
+    """Unit of work: a slot becomes what was saved of it."""
+
+    slot: int
+    arrays: dict[str, Array]
+    meta: dict[str, Any]
+    request: tuple[Incarnation, int] | None
+
+
+@dataclass(slots=True)
+class Echo:
+    """Unit of work: what entry `index` from the predecessor does to one slot, unless the slot came with it."""
+
+    index: int
+    slot: int
+    unit: Apply | Put | First | Restored
+
+
+@dataclass(slots=True)
+class Teach:
+    """Unit of work: begin to show the shard to this learner, or show it one slot."""
+
+    lesson: int
+    learner: Incarnation
+    slot: int = -1
+    is_end: bool = False
+
+
+@dataclass(slots=True)
+class Learn:
+    """Unit of work: a slot becomes what the last of the chain showed."""
+
+    shown: m.ShowSlot
+    arrays: dict[str, Array]
+
+
+@dataclass(slots=True)
+class Mark:
+    """Unit of work: an entry that came from the predecessor is applied."""
+
+    whole: Whole
+
+
+Order = m.Read | m.Commit
+Unit = Apply | End | Put | First | Start | Restored | Mark | Echo | Teach | Learn | m.Read | m.Commit
+FREE = (End, Start, Mark)
+"""Units that touch no data."""
