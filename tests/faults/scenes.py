@@ -15,7 +15,7 @@ TRANSPORTS = {
     "tcp": {"engine": "processes", "transport": "tcp"},
 }
 PROCESSES = ("shm", "tcp")
-CLOCK = 60
+CLOCK = 40
 
 
 def cluster(transport: str, **options: Any) -> wl.Cluster:
