@@ -21,8 +21,7 @@ def test_a_server_that_is_added_under_load_gets_its_share_and_nothing_is_lost(tr
     assert report.num_during("add") == 1
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("replicas", [0, 1])
+@pytest.mark.parametrize(("transport", "replicas"), [("threads", 1), ("shm", 0), ("tcp", 1)])
 def test_a_server_that_is_removed_under_load_hands_everything_over(transport: str, replicas: int) -> None:
     def plan(hand: Hand) -> None:
         somewhere(hand, 12, between=(0.1, 0.4))
@@ -37,8 +36,7 @@ def test_a_server_that_is_removed_under_load_hands_everything_over(transport: st
     assert report.num_during("remove") == 1
 
 
-@pytest.mark.parametrize("transport", PROCESSES)
-@pytest.mark.parametrize("replicas", [0, 1])
+@pytest.mark.parametrize(("transport", "replicas"), [("shm", 1), ("tcp", 0)])
 def test_a_server_that_gets_sigterm_under_load_hands_everything_over_and_ends(transport: str, replicas: int) -> None:
     def plan(hand: Hand) -> None:
         somewhere(hand, 13, between=(0.1, 0.4))
