@@ -15,7 +15,7 @@ TRANSPORTS = {
     "tcp": {"engine": "processes", "transport": "tcp"},
 }
 PROCESSES = ("shm", "tcp")
-CLOCK = 40
+CLOCK = 30
 
 
 def cluster(transport: str, **options: Any) -> wl.Cluster:

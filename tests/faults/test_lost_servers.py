@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +12,8 @@ import pytest
 import windlass as wl
 from tests.faults.scenes import PROCESSES, cluster, play, somewhere
 from windlass.testing.havoc import Hand
+
+STEPS = 40
 
 
 @pytest.mark.parametrize(("transport", "replicas"), [("shm", 1), ("tcp", 1), ("shm", 2)])
@@ -61,7 +62,7 @@ def test_a_server_that_wakes_up_after_its_lease_neither_applies_nor_answers_and_
         name = hand.rng.choice(hand.servers())
         hand.stop(name)
         hand.wait_until(lambda: not any(name in chain for chain in hand.chains()), f"{name} is in no chain")
-        hand.await_version("sequential-5", 18)  # others speak for its shards
+        hand.await_version("sequential-5", 14)  # others speak for its shards
         hand.resume(name)
         hand.await_end(name)  # by itself
 
@@ -107,7 +108,7 @@ def test_without_replicas_the_loss_of_a_server_names_the_range_and_the_server(tr
             assert f"elements [0, 1024) of '{key}' were held by server-1, which died, and by no replica" in text
 
 
-def _train(store: wl.Store, steps: int, victim: int, at: int) -> list[bytes]:
+def _train(store: wl.Store, steps: int, victim: int) -> list[bytes]:
     """Momentum on float32 gradients, whose sums depend on their order. The value after each step."""
     store.create("w", np.zeros(5000, np.float32), update=wl.SGD(lr=0.1, momentum=0.9), reduce="mean")
     rng = np.random.default_rng(store.rank)
@@ -115,19 +116,23 @@ def _train(store: wl.Store, steps: int, victim: int, at: int) -> list[bytes]:
     for step in range(steps):
         grad = (rng.standard_normal(5000) * 10.0 ** rng.integers(-4, 4)).astype(np.float32)
         task = store.pushpull("w", grad, wait=False)
-        if step == at and store.rank == 0 and victim:
+        if step == steps // 2 and store.rank == 0 and victim:
             os.kill(victim, signal.SIGKILL)
         values.append(np.array(task.wait()).tobytes())
     return values
 
 
+@pytest.fixture(scope="module")
+def undisturbed() -> list[list[bytes]]:
+    with cluster("threads", deterministic=True) as there:
+        return there.run(_train, STEPS, 0)
+
+
 @pytest.mark.parametrize("transport", PROCESSES)
-def test_a_deterministic_run_gives_the_same_bits_with_a_failover_in_its_middle(transport: str) -> None:
-    found: list[list[Any]] = []
-    for is_hurt in (False, True):
-        with cluster(transport, deterministic=True) as there:
-            victim = next(node.pid for node in there.nodes() if node.name == "server-1")
-            found.append(there.run(_train, 40, victim if is_hurt else 0, 17))
-            states = [node.state for node in there.nodes() if node.name == "server-1"]
-            assert states == (["gone"] if is_hurt else ["alive"])
-    assert found[0] == found[1]
+def test_a_deterministic_run_gives_the_same_bits_with_a_failover_in_its_middle(
+    transport: str, undisturbed: list[list[bytes]]
+) -> None:
+    with cluster(transport, deterministic=True) as there:
+        victim = next(node.pid for node in there.nodes() if node.name == "server-1")
+        assert there.run(_train, STEPS, victim) == undisturbed
+        assert [node.state for node in there.nodes() if node.name == "server-1"] == ["gone"]

@@ -28,6 +28,7 @@ from windlass.errors import UsageError
 from windlass.server.state import ServerState
 from windlass.testing.mutants import InheritsEarly
 from windlass.types import MANAGER
+from windlass.worker.state import Call, Submit
 from windlass.worker.store import Store
 
 PATIENCE_SECONDS = 30.0
@@ -220,7 +221,7 @@ class Deaf:
         self._handle = self._client.state.handle
         self._client.state.handle = self._filter  # type: ignore[method-assign]
 
-    def _filter(self, event: Event, now: float) -> list[Effect]:
+    def _filter(self, event: Event | Submit, now: float) -> list[Effect | Call]:
         if isinstance(event, Received) and isinstance(event.message, Membership):
             self._missed.append(event)
             return []
