@@ -64,3 +64,24 @@ def test_a_server_killed_while_another_is_added_and_a_third_leaves_loses_nothing
     with cluster(transport, servers=4) as there:
         report = play(there, 14, plan)
     assert (report.num_during("add"), report.num_during("terminate"), report.num_during("kill")) == (1, 1, 1)
+
+
+def test_nobody_waits_for_a_beat_when_chains_change() -> None:
+    """A head may answer when its successor has confirmed it, and asks every eighth of a lease; a new one at once."""
+    lease_seconds = 60.0
+
+    def plan(hand: Hand) -> None:
+        somewhere(hand, 15, between=(0.1, 0.2))
+        name = hand.add_server()
+        hand.wait_until(lambda: any(name in chain for chain in hand.chains()), f"{name} is in a chain")
+        hand.await_whole(2)
+        hand.remove_server(hand.servers()[0])
+        hand.await_whole(2)
+        hand.kill(hand.servers()[0])
+        hand.await_whole(2)
+
+    with cluster("shm", lease_seconds=lease_seconds) as there:
+        report = play(there, 15, plan, cuts=0)
+    assert [shot.what for shot in report.shots] == ["add", "remove", "kill"]
+    assert report.num_during("remove") == 1
+    assert report.longest_seconds < lease_seconds / 8 / 2

@@ -11,7 +11,7 @@ import pytest
 
 import windlass as wl
 from tests.faults.scenes import PROCESSES, cluster, play, somewhere
-from windlass.testing.havoc import Hand
+from windlass.testing.havoc import Brittle, Hand
 
 STEPS = 40
 
@@ -84,6 +84,19 @@ def test_a_server_that_wakes_up_within_its_lease_goes_on(transport: str) -> None
         report = play(there, 6, plan)
         assert [node.state for node in there.nodes() if node.name.startswith("server-")] == ["alive"] * 3
     assert report.num_during("resume") == 1
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+def test_links_between_servers_that_break_again_and_again_lose_nothing(transport: str) -> None:
+    def plan(hand: Hand) -> None:
+        for version in range(2, 20, 2):
+            hand.await_version("sequential-7", version)
+            hand.cut_links(hand.rng.choice(hand.servers()))
+        hand.kill(hand.rng.choice(hand.servers()))
+
+    with cluster(transport, _server_state=Brittle) as there:
+        report = play(there, 7, plan)
+    assert (report.num_during("cut"), report.num_during("kill")) == (9, 1)
 
 
 @pytest.mark.parametrize("transport", PROCESSES)

@@ -27,7 +27,7 @@ from windlass.engines.cluster import Cluster
 from windlass.errors import UsageError
 from windlass.server.state import ServerState
 from windlass.testing.mutants import InheritsEarly
-from windlass.types import MANAGER
+from windlass.types import MANAGER, Role
 from windlass.worker.state import Call, Submit
 from windlass.worker.store import Store
 
@@ -123,6 +123,10 @@ class Hand:
         """As whoever takes a machine back: it hands over what it holds, then ends."""
         self._signal(name, signal.SIGTERM, "terminate", is_lost=True)
 
+    def cut_links(self, name: str) -> None:
+        """Break a server's links to all other servers. They must be of the kind that can: Brittle."""
+        self._signal(name, signal.SIGUSR1, "cut", is_lost=False)
+
     def add_server(self) -> str:
         name = self.cluster.add_server()
         self._note("add", name)
@@ -177,6 +181,31 @@ def is_over(pid: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+# --- links that break -------------------------------------------------------------------------------------------------
+
+
+class Brittle(ServerState):
+    """A server whose links to the other servers break at every SIGUSR1, whatever is under way on them."""
+
+    _num_asked = _num_broken = 0
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        signal.signal(signal.SIGUSR1, self._ask)
+
+    def _ask(self, *_: object) -> None:
+        self._num_asked += 1
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        effects = super().handle(event, now)
+        if self._num_broken == self._num_asked:
+            return effects
+        self._num_broken = self._num_asked
+        others = [node.incarnation for node in self.nodes.values() if node.role is Role.SERVER]
+        linked = [who for who in others if who in self._linked]
+        return [*effects, *(Hangup(who, "cut by a test") for who in linked)]
 
 
 # --- who cannot reach the manager -------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`began` and `ended` are of the first and the last call of any worker; `shots` are the faults of the plan."""
+    """`began` and `ended` are of the first and the last call of any worker, `longest_seconds` of the call that took
+    longest until its answer was seen; `shots` are the faults of the plan."""
 
     verdict: Verdict
     cuts: int
@@ -68,6 +69,7 @@ class Report:
     errors: tuple[str, ...]
     began: float
     ended: float
+    longest_seconds: float
     shots: tuple[Shot, ...] = ()
 
     def num_during(self, what: str) -> int:
@@ -91,6 +93,7 @@ def perform(cluster: Cluster, script: Script, plan: Plan = lambda hand: None) ->
         tuple(one.error for one in played if one.error),
         min((event.invoked for one in played for event in one.log.events), default=0.0),
         max((_end(event) for one in played for event in one.log.events), default=0.0),
+        max((_end(event) - event.invoked for one in played for event in one.log.events), default=0.0),
         tuple(hand.shots),
     )
 
