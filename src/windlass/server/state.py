@@ -394,13 +394,21 @@ class ServerState:
         beat = m.Beat(sent=self._now)
         return [Send(MANAGER, beat), *(Send(server, beat) for server in sorted(after))]  # type: ignore[type-var,arg-type]
 
+    def _confirm(self, shard: AnyShard) -> list[Effect]:
+        """Ask whoever comes after us now whether it follows: until it has said so we may not answer anyone, and the
+        next beat is an eighth of a lease away."""
+        after = shard.log.successor
+        if not shard.log.is_head or after is None or self._may_answer(after):
+            return []
+        return [Send(after, m.Beat(sent=self._now))]
+
     def _inherit(self, shard: AnyShard) -> list[Effect]:
         """An heir speaks for its shard when those who did before it cannot any more, and it has applied all it has."""
         if shard.is_busy or not self.may_inherit(shard):
             return []
         shard.log.inherit()
         shard.ancestors.clear()
-        return self._unpause(shard)
+        return self._confirm(shard) + self._unpause(shard)
 
     def _unpause(self, shard: AnyShard) -> list[Effect]:
         """Go on: with what came meanwhile, if it is ours to answer."""

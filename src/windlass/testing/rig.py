@@ -19,6 +19,7 @@ import numpy as np
 from windlass.engines.cluster import Cluster
 from windlass.errors import WindlassError
 from windlass.testing.checker import Verdict, judge
+from windlass.testing.havoc import Havoc, Plan, Shot
 from windlass.testing.history import History, KeyShape, Pulled, Pushed, WorkerLog
 from windlass.types import Consistency, Role
 from windlass.worker.store import Store
@@ -59,16 +60,29 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    """`began` and `ended` are of the first and the last call of any worker, `longest_seconds` of the call that took
+    longest until its answer was seen; `shots` are the faults of the plan."""
+
     verdict: Verdict
     cuts: int
     resends: int
     errors: tuple[str, ...]
+    began: float
+    ended: float
+    longest_seconds: float
+    shots: tuple[Shot, ...] = ()
+
+    def num_during(self, what: str) -> int:
+        """How many faults of this kind happened while the script was under way."""
+        return sum(shot.what == what and self.began < shot.at < self.ended for shot in self.shots)
 
 
-def perform(cluster: Cluster, script: Script) -> Report:
-    """Let every worker of the cluster play the script, read the final values, and judge. Blocks."""
+def perform(cluster: Cluster, script: Script, plan: Plan = lambda hand: None) -> Report:
+    """Let every worker of the cluster play the script while the plan is carried out, read the final values when both
+    are over, and judge. Blocks."""
     assert all(cluster.num_workers * script.clock <= shape.slot_size for shape in script.keys), "more pushes than bits"
-    played: list[Played] = cluster.run(play, script)
+    with Havoc(cluster, plan, script.seed) as hand:
+        played: list[Played] = cluster.run(play, script)
     driver = cluster.store()
     final = {shape.name: np.array(driver.pull(shape.name)).reshape(-1) for shape in script.keys}
     history = History({shape.name: shape for shape in script.keys}, [one.log for one in played], final)
@@ -77,7 +91,15 @@ def perform(cluster: Cluster, script: Script) -> Report:
         sum(one.cuts for one in played),
         sum(one.resends for one in played),
         tuple(one.error for one in played if one.error),
+        min((event.invoked for one in played for event in one.log.events), default=0.0),
+        max((_end(event) for one in played for event in one.log.events), default=0.0),
+        max((_end(event) - event.invoked for one in played for event in one.log.events), default=0.0),
+        tuple(hand.shots),
     )
+
+
+def _end(event: Pushed | Pulled) -> float:
+    return event.responded if isinstance(event, Pulled) else event.acked or event.invoked
 
 
 def cut_link(store: Store, rng: random.Random) -> tuple[int, int]:
