@@ -38,8 +38,8 @@ demo: $(VENV)/.demo
 
 # Tests that watch the clock or kill processes go first, before torch is loaded: once it is, every cluster loads it too,
 # which takes 1.6 s. The others can run two at a time, by whole files: `make test JOBS=2`.
-ALONE := bench cli/test_run.py cli/test_run_ends.py cli/test_status.py consistency/test_real_processes.py engines \
-	examples/test_stragglers.py test_clusters.py trace transport
+ALONE := bench cli/test_run.py cli/test_run_ends.py cli/test_status.py consistency/test_real_processes.py engines faults \
+	examples/test_stragglers.py manager test_clusters.py trace transport
 ALONE := $(addprefix tests/,$(ALONE))
 JOBS ?= 0
 
