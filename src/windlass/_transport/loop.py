@@ -5,10 +5,25 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from windlass._transport.base import Hub
-from windlass._wire.effects import Dial, Event, Hangup, Later, Leave, LinkDown, Log, Received, Recycle, Send, Stop, Tick
+from windlass._wire.effects import (
+    Dial,
+    Event,
+    Hangup,
+    Later,
+    Leave,
+    LinkDown,
+    Log,
+    Persist,
+    Received,
+    Recycle,
+    Send,
+    Stop,
+    Tick,
+)
 from windlass.errors import UsageError
 from windlass.types import MANAGER
 
@@ -23,9 +38,17 @@ REDIAL_SECONDS = 0.05
 
 
 class Loop:
-    """One node. `turn` does a bounded amount of work: the events at hand, then one piece of work put off."""
+    """One node. `turn` does a bounded amount of work: the events at hand, then one piece of work put off. `persist`
+    keeps a record, and raises if it cannot: then the node must not go on."""
 
-    def __init__(self, state: State, hub: Hub, name: str, tick_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        state: State,
+        hub: Hub,
+        name: str,
+        tick_seconds: float | None = None,
+        persist: Callable[[Any], None] | None = None,
+    ) -> None:
         self.state = state
         self.hub = hub
         self.name = name
@@ -34,6 +57,7 @@ class Loop:
         self._redial: list[tuple[float, Dial]] = []
         self._tick_seconds = tick_seconds
         self._next_tick = 0.0
+        self._persist = persist
 
     def leave(self) -> None:
         """Ask the node to go; it stops when it may. Only from the thread that calls `turn`."""
@@ -89,6 +113,9 @@ class Loop:
                 self._dial(effect, is_again=isinstance(event, LinkDown))
             elif isinstance(effect, Hangup):
                 self.hub.hangup(effect.peer, effect.reason)
+            elif isinstance(effect, Persist):
+                if self._persist is not None:
+                    self._persist(effect.record)
             elif isinstance(effect, Stop):
                 self.stopped = effect.reason
 

@@ -110,6 +110,13 @@ class Recycle:
 
 
 @dataclass(slots=True)
+class Persist:
+    """Have this record on disk before anything that comes later in the list is done. Skipped where nobody keeps any."""
+
+    record: Any
+
+
+@dataclass(slots=True)
 class Log:
     """Something that a person should be able to read later."""
 
@@ -124,4 +131,4 @@ class Stop:
     reason: str
 
 
-Effect = Send | Dial | Hangup | Recycle | Later | Log | Stop
+Effect = Send | Dial | Hangup | Recycle | Later | Persist | Log | Stop

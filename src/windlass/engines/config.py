@@ -47,6 +47,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 0
     lease_seconds: float = 3.0
     notice_seconds: float = 30.0
+    journal: str = ""  # the manager's; empty: in memory, for as long as the driver lives
 
     @property
     def tick_seconds(self) -> float:
@@ -76,6 +77,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_servers: int = 1
     num_workers: int = 1
     state: str = ""  # "module:Class" of another state machine for this role; for tests that plant a mistake
+    journal: str = ""  # the manager's
+    dead_pids: tuple[int, ...] = ()  # for a manager that comes back: nodes that have died meanwhile
     record: str = ""  # where this node notes down what it does, if it is traced
     options: Options = msgspec.field(default_factory=Options)
 

@@ -23,6 +23,7 @@ from windlass.engines._channel import Channel, ChannelClosed
 from windlass.engines._finished import Doubts, Finished, Tally, tally
 from windlass.engines._settling import settle
 from windlass.engines.config import NodeConfig, fresh_incarnation, open_hub, open_store
+from windlass.manager.journal import Journal
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.server.state import ServerConfig, ServerState
 from windlass.server.traced import make_server
@@ -45,21 +46,23 @@ def warm() -> None:
 
 
 def run_manager(channel: Channel, config: bytes) -> None:
-    """Say on the channel where the manager listens, then manage until the channel closes."""
+    """Say on the channel where the manager listens, then manage until the channel closes. It goes on from its journal;
+    the journal is taken first, so that of two managers only one is ever heard."""
     node = msgspec.msgpack.decode(config, type=NodeConfig)
-    with open_hub(MANAGER, node) as hub:
-        state = ManagerState(
-            ManagerConfig(
-                num_servers=node.num_servers,
-                num_workers=node.num_workers,
-                pid=os.getpid(),
-                addresses=hub.addresses,
-                replicas=node.options.replicas,
-                lease_seconds=node.options.lease_seconds,
-            )
+    with Journal(node.journal) as journal, open_hub(MANAGER, node) as hub:
+        manager = ManagerConfig(
+            num_servers=node.num_servers,
+            num_workers=node.num_workers,
+            pid=os.getpid(),
+            addresses=hub.addresses,
+            term=journal.image.term,
+            replicas=node.options.replicas,
+            lease_seconds=node.options.lease_seconds,
+            dead_pids=node.dead_pids,
         )
+        state = ManagerState(manager, journal.image)
         channel.send(hub.addresses)
-        _run(Loop(state, hub, "manager", node.options.tick_seconds), channel)
+        _run(Loop(state, hub, "manager", node.options.tick_seconds, journal.append), channel)
 
 
 def run_server(channel: Channel, config: bytes) -> None:

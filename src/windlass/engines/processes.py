@@ -19,6 +19,7 @@ from windlass._wire.effects import Send
 from windlass._wire.messages import Abort, Drain
 from windlass.engines._children import ChannelClosed, Child, ForkServer
 from windlass.engines._finished import Finished
+from windlass.engines._revival import Revival
 from windlass.engines.config import NodeConfig, Options, announce, open_store
 from windlass.engines.nodes import Order
 from windlass.errors import ClusterError, UsageError
@@ -49,6 +50,9 @@ class ProcessEngine:
         self.manager: tuple[str, ...] = ()
         self.children: dict[str, Child] = {}
         self._beacon: int | None = None
+        self._journal: int | None = None  # the manager's, in memory: nothing is left of it when the driver is gone
+        self._revival: Revival | None = None
+        self._failed: str | None = None  # why there is no manager any more
         self.collector = Collector(options.trace) if options.trace else None
         self.forks = ForkServer(
             preload=(*PRELOAD, *(("torch",) if "torch" in sys.modules else ())), warm="windlass.engines.nodes:warm"
@@ -64,11 +68,14 @@ class ProcessEngine:
 
     def _start(self) -> None:
         servers, workers = self._counts
+        if not self._options.journal:
+            self._journal = os.memfd_create("windlass-journal")
         manager = self._spawn("manager", "run_manager", Role.MANAGER, 0)
         try:
             self.manager = tuple(manager.channel.recv())
         except EOFError:
             raise ClusterError("the manager died while it started; its traceback is on stderr") from None
+        self._revival = Revival(manager, self._start_manager, _died, self._fail)
         self._beacon = announce(self.config(Role.DRIVER, -1))
         self._num_spawned_servers = servers
         for rank in range(servers):
@@ -79,8 +86,19 @@ class ProcessEngine:
             self._await_ready([f"worker-{rank}" for rank in range(workers)])
             self.driver()
 
-    def _spawn(self, name: str, function: str, role: Role, rank: int) -> Child:
-        config = self.config(role, rank)
+    def _start_manager(self) -> Child:
+        """Another manager in the place of one that died: the same addresses, the same journal."""
+        ended = [child.pid for child in list(self.children.values()) if child.poll() is not None]
+        return self._spawn("manager", "run_manager", Role.MANAGER, 0, dead_pids=tuple(ended))
+
+    def _fail(self, reason: str) -> None:
+        """There is no manager, and none will be."""
+        self._failed = f"{reason}; the cluster cannot go on: close it, and open another"
+        if self._driver is not None:
+            self._driver._client.fail(ClusterError(self._failed))
+
+    def _spawn(self, name: str, function: str, role: Role, rank: int, *, dead_pids: tuple[int, ...] = ()) -> Child:
+        config = msgspec.structs.replace(self.config(role, rank), dead_pids=dead_pids)
         child = self.forks.spawn(
             name, f"windlass.engines.nodes:{function}", config=msgspec.msgpack.encode(config), env={}
         )
@@ -90,6 +108,10 @@ class ProcessEngine:
     def config(self, role: Role, rank: int) -> NodeConfig:
         forms = {"shm": ("unix",), "tcp": ("tcp:127.0.0.1:0",), "tls": ("tls:127.0.0.1:0",)}
         listen = forms[self._transport] if role in (Role.MANAGER, Role.SERVER) else ()
+        journal = ""
+        if role is Role.MANAGER:
+            listen = self.manager or listen
+            journal = self._options.journal or f"/proc/{os.getpid()}/fd/{self._journal}"
         is_traced = role in (Role.SERVER, Role.WORKER)
         return NodeConfig(
             role=role,
@@ -101,6 +123,7 @@ class ProcessEngine:
             num_workers=self._counts[1],
             state=self._server_state if role is Role.SERVER else "",
             options=self._options,
+            journal=journal,
             record=self.collector.record(f"{role}-{rank}") if self.collector is not None and is_traced else "",
         )
 
@@ -148,6 +171,8 @@ class ProcessEngine:
     # --- running a function -------------------------------------------------------------------------------------------
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        if self._failed is not None:
+            raise ClusterError(self._failed)
         if self._broken is not None:
             self._replace_workers()
         self._runs += 1
@@ -225,9 +250,14 @@ class ProcessEngine:
     def close(self) -> None:
         """End every process, then write the trace if there is one. Safe to repeat."""
         try:
+            if self._revival is not None:
+                self._revival.close()
             if self._driver is not None:
                 self._driver.close()
         finally:
+            if self._journal is not None:
+                os.close(self._journal)
+                self._journal = None
             if self._beacon is not None:
                 os.close(self._beacon)
                 self._beacon = None

@@ -76,6 +76,12 @@ class Chart:
         charted = self.keys[key] = Charted(key, spec, list(chains))
         return charted
 
+    def restore(self, key: KeyId, spec: KeySpec, chains: list[Chain], *, is_placed: bool) -> Charted:
+        """A key that another manager has placed."""
+        self.load.add(spec, chains)
+        charted = self.keys[key] = Charted(key, spec, list(chains), is_placed=is_placed)
+        return charted
+
     def drop(self, key: KeyId) -> None:
         charted = self.keys.pop(key)
         self.load.add(charted.spec, charted.chains, times=-1)

@@ -4,6 +4,9 @@ Nodes join and wait; once the expected numbers are here the first generation is 
 manager breaks is gone: its process died, or it must rejoin as a new incarnation. So is a server that has been silent
 for a lease. Every change of membership is a new generation, and every node acts on the newest one only. When a server
 is gone its chains close up, and the next of each is its head.
+
+What others act on is written down before it is said (Persist). A manager that starts from such records waits for the
+members to come back, and goes on where the one before it stopped, under a higher term.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ from typing import Any
 import msgspec
 
 from windlass._wire import messages as m
-from windlass._wire.effects import Effect, Event, Hangup, LinkDown, Log, Received, Send, Tick
+from windlass._wire.effects import Effect, Event, Hangup, LinkDown, Log, Persist, Received, Send, Tick
 from windlass.errors import UsageError
 from windlass.manager.chart import Chart, Charted, Steps
 from windlass.manager.placement import SHARDS_PER_SERVER
+from windlass.manager.records import Image, KeyDropped, KeyPlaced, NewKey, Published
+from windlass.manager.recovery import Recovery
 from windlass.types import MANAGER, Generation, Incarnation, KeyId, KeySpec, Node, Role
 
 
@@ -32,6 +37,8 @@ class ManagerConfig:
     replicas: int = 0
     lease_seconds: float = 3.0
     shards_per_server: int = SHARDS_PER_SERVER
+    dead_pids: tuple[int, ...] = ()
+    """Processes that were nodes, and of which whoever starts this manager knows that they have ended."""
 
 
 @dataclass(slots=True)
@@ -46,9 +53,9 @@ class _Key:
 
 
 class ManagerState:
-    """`handle(event, now) -> effects`; no I/O."""
+    """`handle(event, now) -> effects`; no I/O. `image` is what the managers before this one have written down."""
 
-    def __init__(self, config: ManagerConfig) -> None:
+    def __init__(self, config: ManagerConfig, image: Image | None = None) -> None:
         self.config = config
         self.generation = Generation(config.term, 0)
         self.nodes: dict[Incarnation, Node] = {}
@@ -70,6 +77,12 @@ class ManagerState:
         self._now = 0.0
         self._next_key = 1
         self._early: list[tuple[Incarnation, m.Declare]] = []
+        self._written: set[Incarnation] = set()  # the members of the generation that was written down last
+        self._recovery: Recovery | None = None
+        self._doubted: set[tuple[KeyId, int]] = set()  # shards that somebody who was silent may still speak for
+        self._back_at = 0.0  # since when everybody has known who is not a member any more
+        if image is not None and image.number:
+            self._restore(image)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         self._now = now
@@ -78,10 +91,16 @@ class ManagerState:
             case Received(peer=peer, message=message):
                 if peer in self._heard:
                     self._heard[peer] = now
+                if self._recovery is not None:
+                    return self._hear(self._recovery, event)
                 return self._on_message(peer, message)
             case LinkDown(peer=peer, reason=reason, is_death=is_death):
+                if self._recovery is not None:
+                    return self._miss(self._recovery, peer, is_certain=is_death)
                 return self._on_gone(peer, reason, is_certain=is_death)
             case Tick():
+                if self._recovery is not None:
+                    return self._recover(self._recovery)
                 return self._on_tick()
             case _:
                 return []
@@ -115,6 +134,96 @@ class ManagerState:
             case _:
                 return [Log("warning", f"{self._name(peer)} sent the manager {type(message).__name__}; ignored")]
 
+    # --- coming back ------------------------------------------------------------------------------------------------
+
+    def _restore(self, image: Image) -> None:
+        self._recovery = Recovery(image, self.config.lease_seconds, self.config.dead_pids)
+        self.nodes = dict(image.nodes)
+        self._written = set(image.nodes)
+        self.departed = list(image.departed.values())
+        self._next_key = image.next_key
+        for node in sorted(self._of(Role.SERVER), key=lambda node: node.rank):
+            self.chart.join(node.incarnation)
+        for number, kept in image.keys.items():
+            charted = self.chart.restore(number, kept.spec, kept.chains, is_placed=kept.is_placed)
+            holders = {server for chain in kept.chains for server in chain}
+            key = _Key(number, kept.spec, charted, set() if kept.is_placed else holders)
+            self._keys[kept.spec.name] = self._by_id[number] = key
+            self._doubted |= {(number, shard) for shard in kept.doubted}
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether this manager has come back, and not spoken yet."""
+        return self._recovery is not None
+
+    @property
+    def missing(self) -> set[Incarnation]:
+        """Members that it still waits for then."""
+        return self._recovery.missing if self._recovery is not None else set()
+
+    def _hear(self, recovery: Recovery, event: Received) -> list[Effect]:
+        peer, message = event.peer, event.message
+        match message:
+            case m.Join(role=Role.DRIVER):
+                self._drivers.add(peer)
+            case m.Join() if peer in self.nodes:
+                recovery.come(peer)
+                if self.nodes[peer].role is Role.SERVER:
+                    self._heard[peer] = self._now
+            case m.Beat():
+                return [Send(peer, m.Beat(sent=message.sent, is_answer=True)), *self._recover(recovery)]
+            case m.Recruited() | m.Settled() | m.Placed():
+                pass  # of steps that the manager before this one began
+            case _:
+                recovery.waiting.append(event)
+        return self._recover(recovery)
+
+    def _miss(self, recovery: Recovery, peer: Incarnation, *, is_certain: bool) -> list[Effect]:
+        self._drivers.discard(peer)
+        self._heard.pop(peer, None)
+        recovery.go(peer, is_certain=is_certain)
+        return self._recover(recovery)
+
+    def _recover(self, recovery: Recovery) -> list[Effect]:
+        """If everybody has come who will, say again what the last generation was, to all: some may not have heard of it,
+        nor of some before it. Then who has not come is gone, as ever."""
+        if not recovery.is_over(self._now):
+            return []
+        self._recovery = None
+        self._back_at = self._now
+        effects: list[Effect] = []
+        for key in self._by_id.values():
+            order = m.Place(key=key.id, spec=key.spec, chains=tuple(key.charted.chains))
+            effects += [Send(server, order) for server in sorted(key.unplaced)]
+        for number, name in recovery.image.dropped.items():
+            effects += [Send(node.incarnation, m.Forget(request=0, name=name, key=number)) for node in self._of(Role.SERVER)]
+        moves = [
+            msgspec.structs.replace(move, is_settled=(move.key, move.shard) not in self._doubted)
+            for move in self.chart.moves()
+        ]
+        effects += self._publish("the manager is back", moves, tuple(sorted(recovery.image.dead)))
+        for peer in sorted(recovery.missing):
+            reason = f"it did not come back to the manager within {recovery.seconds(self._now):.1f} s"
+            if peer in recovery.dead:
+                reason = "its process died while there was no manager"
+            effects += self._on_gone(peer, reason, is_certain=peer in recovery.dead)
+        steps = self.chart.plan()
+        if steps.moves or steps.settles:
+            effects += self._take(steps, "shards go on to where they should be")
+        for event in recovery.waiting:
+            effects += self._on_message(event.peer, event.message)
+        return effects
+
+    def _clear_doubts(self) -> list[Effect]:
+        """Everybody has known for long who is not a member any more: who was silent cannot answer for a shard now."""
+        doubted, self._doubted = self._doubted, set()
+        moves = [
+            msgspec.structs.replace(move, is_settled=True)
+            for move in self.chart.moves()
+            if (move.key, move.shard) in doubted
+        ]
+        return self._publish("nobody else speaks for these shards", moves) if moves else []
+
     # --- members ----------------------------------------------------------------------------------------------------
 
     def _on_join(self, peer: Incarnation, join: m.Join) -> list[Effect]:
@@ -145,7 +254,7 @@ class ManagerState:
     @property
     def is_complete(self) -> bool:
         """Whether the first generation has been published, or may be now."""
-        return self.generation.number > 0 or (
+        return self.generation.number > 0 or bool(self._written) or (
             len(self._of(Role.SERVER)) >= self.config.num_servers
             and len(self._of(Role.WORKER)) >= self.config.num_workers
         )
@@ -154,6 +263,8 @@ class ManagerState:
         """A server that has been silent for a lease is out, whatever it does: it is not heard any more. Not so one that
         makes room for a key, which may mean to compile, nor one that nobody can replace: it is waited for."""
         effects: list[Effect] = []
+        if self._doubted and self._now - self._back_at > 2 * self.config.lease_seconds:
+            effects += self._clear_doubts()
         busy = {server for key in self._by_id.values() for server in key.unplaced}
         for peer, heard in list(self._heard.items()):
             if self._now - heard > self.config.lease_seconds and peer not in busy and self.chart.can_lose(peer):
@@ -171,6 +282,8 @@ class ManagerState:
         if node is None:
             return []
         self.departed.append(node)
+        if not is_certain:
+            self._back_at = self._now  # another one who may still speak for a while
         text = f"{node.name} (pid {node.pid}) is gone: {reason}"
         dead = (peer,) if is_certain else ()
         if node.role is Role.SERVER:
@@ -256,8 +369,9 @@ class ManagerState:
             self.departed.append(self.nodes.pop(without))
         is_first = self.generation.number == 0
         self.generation = Generation(self.generation.term, self.generation.number + 1)
+        self.chart.generation = Generation(self.generation.term, self.generation.number + 1)
         membership = self._membership(reason, moves, dead)
-        effects: list[Effect] = [Log("info", f"generation {self.generation}: {reason}")]
+        effects: list[Effect] = [self._write_down(membership), Log("info", f"generation {self.generation}: {reason}")]
         effects += self._place_learners(moves)
         effects += [Send(peer, membership) for peer in audience]
         if is_first:
@@ -265,6 +379,18 @@ class ManagerState:
             for peer, declare in early:
                 effects += self._on_declare(peer, declare)
         return effects
+
+    def _write_down(self, membership: m.Membership) -> Persist:
+        before, self._written = self._written, set(self.nodes)
+        return Persist(
+            Published(
+                number=membership.number,
+                joined=tuple(node for node in membership.nodes if node.incarnation not in before),
+                left=tuple(sorted(before - self._written)),
+                dead=membership.dead,
+                moves=membership.moves,
+            )
+        )
 
     def _membership(
         self, reason: str, moves: Sequence[m.Move] = (), dead: tuple[Incarnation, ...] = ()
@@ -313,7 +439,8 @@ class ManagerState:
         self._next_key += 1
         self._keys[spec.name] = self._by_id[key.id] = key
         order = m.Place(key=key.id, spec=spec, chains=tuple(charted.chains))
-        return [Send(server, order) for server in servers if server in holders]
+        record = NewKey(key=key.id, spec=spec, chains=order.chains)
+        return [Persist(record), *(Send(server, order) for server in servers if server in holders)]
 
     def _on_placed(self, peer: Incarnation, placed: m.Placed) -> list[Effect]:
         key = self._by_id.get(placed.key)
@@ -327,15 +454,16 @@ class ManagerState:
         if key.unplaced:
             return []
         is_new = not key.charted.is_placed
-        key.charted.is_placed = True
-        waiting, key.waiting = key.waiting, []
         effects: list[Effect] = []
+        if not key.charted.is_placed:
+            key.charted.is_placed = True
+            effects.append(Persist(KeyPlaced(key=key.id)))
+        waiting, key.waiting = key.waiting, []
         if key.error:
-            effects = [
+            return self._drop(key) + [
                 Send(peer, m.Refused(request=request, is_usage=key.is_usage, reason=key.error))
                 for peer, request in waiting
             ]
-            return effects + self._drop(key)
         for peer, request in waiting:
             term, number = self.generation
             declared = m.Declared(
@@ -365,7 +493,7 @@ class ManagerState:
         self._by_id.pop(key.id, None)
         self.chart.drop(key.id)
         order = m.Forget(request=0, name=key.spec.name, key=key.id)
-        return [Send(node.incarnation, order) for node in self._of(Role.SERVER)]
+        return [Persist(KeyDropped(key=key.id)), *(Send(node.incarnation, order) for node in self._of(Role.SERVER))]
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""What goes wrong in an explored run: links break, workers die or are taken for dead, others join."""
+"""What goes wrong in an explored run: links break, nodes die or are taken for dead, others join, the manager dies and
+another takes its place."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ def draw_faults(rng: random.Random, limits: Limits) -> list[str]:
     faults += ["depose"] * rng.randint(0, limits.deposed)
     faults += ["add"] * rng.randint(0, limits.additions)
     faults += ["drain"] * rng.randint(0, limits.drains)
+    faults += ["manager"] * rng.randint(0, limits.restarts)
     rng.shuffle(faults)
     return faults
 
@@ -41,6 +43,8 @@ def next_fault(world: World) -> None:
         done = _add_server(world)
     elif kind == "drain":
         done = _drain_server(world)
+    elif kind == "manager":
+        done = _lose_manager(world)
     elif kind in ("server", "depose"):
         done = _lose_server(world, kind)
     else:
@@ -58,6 +62,15 @@ def _break(world: World) -> bool:
     world.tell(f"*** the link {world.name(one)} - {world.name(other)} breaks")
     world.net.disconnect(one, other, "cut")
     world.net.shots.breaks += 1
+    return True
+
+
+def _lose_manager(world: World) -> bool:
+    if MANAGER in world.net.dead or world.manager.is_recovering:
+        return False
+    world.tell("*** the manager dies")
+    world.net.shots.restarts += 1
+    world.lose_manager()
     return True
 
 
@@ -84,7 +97,7 @@ def _drain_server(world: World) -> bool:
         me for me in world.servers
         if me in world.manager.nodes and me not in world.net.dead and me not in world.deposed | world.leaving
     ]  # fmt: skip
-    if len(there) < 2:
+    if len(there) < 2 or MANAGER in world.net.dead:
         return False
     me = world.rng.choice(there)
     world.tell(f"*** {world.name(me)} is asked to leave")
@@ -119,7 +132,9 @@ def _depart(world: World, kind: str) -> bool:
     there = [
         me
         for me, worker in world.workers.items()
-        if worker.log.departed is None and worker.state.role is Role.WORKER and world.net.is_open(me, MANAGER)
+        if worker.log.departed is None
+        and worker.state.role is Role.WORKER
+        and (world.net.is_open(me, MANAGER) or (kind == "crash" and MANAGER in world.net.dead))
     ]
     may_go = [me for me in there if world.workers[me].program.is_ready]
     if len(there) < 2 or not may_go:

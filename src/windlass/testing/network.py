@@ -74,6 +74,7 @@ class Shots:
     deposed: int = 0
     additions: int = 0
     drains: int = 0
+    restarts: int = 0
 
     def add(self, other: Shots) -> None:
         for name in self.__slots__:
@@ -186,6 +187,12 @@ class Network:
                 box.events.clear()
                 if box.index >= 0:
                     self._idle(box)
+
+    def revive(self, node: Incarnation) -> None:
+        """A new process has the node's number and address. It knows of no link."""
+        self.dead.discard(node)
+        for who in [who for who in self.untold if who[0] == node]:
+            del self.untold[who]
 
     def send(self, sender: Incarnation, send: Send) -> bool:
         """Queue a message; False when no link is open and it is dropped."""

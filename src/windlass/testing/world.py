@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windlass._wire import messages as m
-from windlass._wire.effects import Dial, Hangup, Later, LinkDown, Recycle, Send, Stop, Tick
+from windlass._wire.effects import Dial, Hangup, Later, LinkDown, Persist, Recycle, Send, Stop, Tick
+from windlass.manager.records import AnyRecord, Image, Term
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.server.state import ServerConfig, ServerState
 from windlass.testing.faults import draw_faults, next_fault
@@ -19,7 +20,7 @@ from windlass.testing.rest import at_rest, final_values
 from windlass.testing.story import event_text
 from windlass.types import MANAGER, Bounded, Consistency, Eventual, Incarnation, Role, Sequential
 from windlass.worker.ops import Op, Request
-from windlass.worker.state import ASK_AGAIN_SECONDS, REDIAL_SECONDS, Call, Submit, WorkerState
+from windlass.worker.state import ASK_AGAIN_SECONDS, GIVE_UP_SECONDS, REDIAL_SECONDS, Call, Submit, WorkerState
 
 FIRST_WORKER = 10
 READER = Incarnation(99)
@@ -52,6 +53,8 @@ class Limits:
     """Servers that come, while the others are at work."""
     drains: int = 1
     """Servers that are asked to leave."""
+    restarts: int = 1
+    """How often the manager dies, and another starts from what it has written down."""
     large: float = 0.05
     """How often slots are so large that replies go from where they lie, under a pin, instead of by copy."""
 
@@ -106,7 +109,11 @@ class World:
             num_servers=num_servers, num_workers=num_workers, replicas=replicas, lease_seconds=LEASE_SECONDS,
             shards_per_server=rng.choice((1, 4)),
         )  # fmt: skip
+        self.records: list[AnyRecord] = [Term(term=1)]  # the manager's journal
         self.manager = ManagerState(config)
+        self._manager_at = 0  # the step at which a dead manager's successor starts
+        self._manager_by = 0.0  # and the time: before those who ask it something give up
+        self._manager_seconds = 0.0  # its own clock, which runs while it waits for those who cannot come
         self.servers: dict[Incarnation, ServerState] = {}
         self.heaps: dict[Incarnation, PoisonedHeap] = {}
         self.workers: dict[Incarnation, WorkerNode] = {}
@@ -189,8 +196,12 @@ class World:
                 if self.faults and rng.random() < self.hurry and self._is_under_way():
                     next_fault(self)
                     continue
+                if MANAGER in net.dead and (self.now >= self._manager_at or self.seconds > self._manager_by):
+                    self._start_manager()
                 if self.away and self._are_back():
                     continue
+                if self.manager.is_recovering and rng.random() < 0.03:
+                    self._try_patience()
                 box = busy[int(rng.random() * len(busy))]
                 for _ in range(self.candidates - 1):
                     other = busy[int(rng.random() * len(busy))]
@@ -231,15 +242,56 @@ class World:
                 self.net.parted.discard(me)
                 self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
                 return True
-        if self.rng.random() < 0.03:
+        if self.rng.random() < 0.03 and not self._is_manager_missed():
             self.seconds += self.rng.choice((0.1, 1.0, LEASE_SECONDS))
             for me in self.servers:
                 if me not in self.net.dead and self.rng.random() < 0.7:
                     self.net.put(self.net.box(me, "tick"), Tick())
         return False
 
+    def lose_manager(self) -> None:
+        """Its process dies. Another starts from its records some time later."""
+        self.net.kill(MANAGER)
+        self._manager_at = self.now + self.rng.randint(1, 300)
+        self._manager_by = self.seconds + GIVE_UP_SECONDS / 2
+
+    def _start_manager(self) -> None:
+        image = Image(self.records)
+        self.records.append(Term(term=image.term + 1))
+        self.tell(f"*** a manager starts, term {image.term + 1}")
+        self.net.revive(MANAGER)
+        self.manager = ManagerState(replace(self.manager.config, term=image.term + 1), image)
+
+    def _try_patience(self) -> None:
+        """Let the manager wait in vain for those who cannot come."""
+        if self.manager.missing <= {*self.net.dead, *self.away}:
+            self._manager_seconds += self.rng.choice((0.1, 1.0, LEASE_SECONDS))
+            self.net.put(self.net.box(MANAGER, "tick"), Tick())
+
+    def _is_manager_missed(self) -> bool:
+        """Whether somebody asks the manager, and may give up."""
+        return any(
+            worker.state.requests and not self.net.is_open(me, MANAGER)
+            for me, worker in self.workers.items() if me not in self.net.dead
+        )  # fmt: skip
+
+    def _count_out(self) -> None:
+        """The manager is back. Members that were too slow to come have been declared gone, and live."""
+        known = self.manager.nodes
+        departed = {node.incarnation for node in self.manager.departed}
+        self.deposed |= {me for me in self.servers if me in departed and me not in known}
+        for me, worker in self.workers.items():
+            if me in departed and me not in known and worker.log.departed is None:
+                worker.log.departed = float(self.now)
+
     def _let_time_pass(self) -> None:
         """Nothing moves: whoever still waits hears that time has passed, a few times, and may ask again."""
+        if MANAGER in self.net.dead:
+            self._start_manager()
+        if self.manager.is_recovering and self._num_pauses < MAX_PAUSES:
+            self._num_pauses += 1
+            self._manager_seconds += LEASE_SECONDS
+            self.net.put(self.net.box(MANAGER, "tick"), Tick())
         waiting = [me for me, worker in self.workers.items() if me not in self.net.dead and worker.state.has_work]
         if waiting and self._num_pauses < MAX_PAUSES:
             self._num_pauses += 1
@@ -261,7 +313,12 @@ class World:
         if isinstance(event, Tick):
             self.seconds += 1.1 * REDIAL_SECONDS
         if node == MANAGER:
-            self._perform(node, self.manager.handle(event, self.seconds))
+            if isinstance(event, Tick) and not self.manager.is_recovering:
+                return
+            was_recovering = self.manager.is_recovering
+            self._perform(node, self.manager.handle(event, self._manager_seconds))
+            if was_recovering and not self.manager.is_recovering:
+                self._count_out()
         elif node in self.servers:
             self._perform(node, self.servers[node].handle(event, self.seconds))
         else:
@@ -304,6 +361,8 @@ class World:
                 net.put(net.box(node, "later"), effect)
             elif isinstance(effect, Dial):
                 net.put(net.box(node, "dial"), effect)  # type: ignore[arg-type]
+            elif isinstance(effect, Persist):
+                self.records.append(effect.record)
             elif isinstance(effect, Hangup):
                 net.disconnect(node, effect.peer, effect.reason)
             elif isinstance(effect, Stop):

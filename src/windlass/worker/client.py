@@ -29,6 +29,8 @@ TICK_SECONDS = 0.1
 BACKGROUND_AFTER_SECONDS = 0.001
 """How long a caller may be away, with work under way, before the background thread takes the links over."""
 
+IDLE_SECONDS = 0.5
+"""How often the background thread looks at the links while nobody calls: a manager that comes back waits for us."""
 
 EXPLAIN_SECONDS = 0.5
 """How long to ask the servers for the reason before a wait that is over says what it knows."""
@@ -285,15 +287,18 @@ class Client:
         self._turn.give()
         if is_busy and not self._has_work.is_set():
             self._has_work.set()
-            if self._background is None:
-                self._background = threading.Thread(target=self._run_background, name="windlass-io", daemon=True)
-                self._background.start()
+            self._start_background()
+
+    def _start_background(self) -> None:
+        if self._background is None:
+            self._background = threading.Thread(target=self._run_background, name="windlass-io", daemon=True)
+            self._background.start()
 
     def _run_background(self) -> None:
         while not self.is_closed:
-            self._has_work.wait()
+            is_idle = not self._has_work.wait(IDLE_SECONDS)
             time.sleep(BACKGROUND_AFTER_SECONDS)
-            if not self._has_work.is_set() or not self._turn.try_background():
+            if not (is_idle or self._has_work.is_set()) or not self._turn.try_background():
                 continue
             try:
                 self._work_in_background()
@@ -304,10 +309,17 @@ class Client:
                 self._turn.give()
 
     def _work_in_background(self) -> None:
-        while (self.state.has_work or self.hub.has_unsent) and not self._turn.requests and not self.is_closed:
+        if not self.state.has_work and not self.is_closed:
+            self._step(0)
+        while not self.state.is_linked(MANAGER) and self.state.failure is None and not self._must_give_way():
+            self._step(TICK_SECONDS)
+        while (self.state.has_work or self.hub.has_unsent) and not self._must_give_way():
             self._step(TICK_SECONDS)
         if not (self.state.has_work or self.hub.has_unsent):
             self._has_work.clear()
+
+    def _must_give_way(self) -> bool:
+        return bool(self._turn.requests) or self.is_closed
 
     # --- beginning and end ------------------------------------------------------------------------------------------
 
@@ -325,6 +337,18 @@ class Client:
                 self._step(TICK_SECONDS)
         finally:
             self._turn.give()
+        if not self._is_eager:
+            self._start_background()
+
+    def fail(self, error: WindlassError) -> None:
+        """Everything under way ends with this error, and so does everything that comes."""
+        with self._shield:
+            self._turn.take()
+            try:
+                self._perform(self.state.fail_all(error))
+                self._turn.tell()
+            finally:
+                self._leave()
 
     def meet(self, workers: Collection[Incarnation], timeout: float) -> None:
         """Wait until the generation's workers are these: not some of those who sat here before, and nobody missing.
