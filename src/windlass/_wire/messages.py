@@ -329,10 +329,13 @@ class Replicated(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Learner to the last of the chain: show me the shard, from the beginning."""
+    """Learner to the last of the chain: show me the shard, from the beginning. The generation is one that made it the
+    learner: whoever was told to stop, and then to learn again, must know of both before it is shown anything."""
 
     key: KeyId
     shard: int
+    term: int = 0
+    number: int = 0
 
 
 class Show(Message, frozen=True):

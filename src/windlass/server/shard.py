@@ -74,6 +74,8 @@ class Shard(Answers):
         self.ancestors: set[Incarnation] = set()  # who was before us in the chain and may not know that it is out
         self.lesson = 0  # the last one begun, by us or with us; what belongs to earlier ones is void
         self.ready_learner: Incarnation | None = None  # who last said that it is ready to be shown the shard
+        self.ready_since = Generation(0, 0)  # as of which generation
+        self.taught_since = Generation(0, 0)  # the one that gave us the learner that we have
         self.being_shown: dict[int, dict[str, Array]] = {}
         self.has_settled = False  # and was told that this is so
         self.is_pausing = False  # the manager wants another chain to go on: nothing new is begun

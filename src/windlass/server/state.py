@@ -474,8 +474,10 @@ class ServerState:
             if shard is None:
                 continue
             learner = move.learner or None
-            was_head = shard.log.is_head
+            was_head, taught = shard.log.is_head, shard.log.learner
             effects += shard.log.rechain(move.chain, learner)
+            if shard.log.learner != taught:
+                shard.taught_since = self.members.generation
             if shard.log.standing is Standing.OUTSIDER:
                 effects += key.shards.pop(move.shard).leave()
                 continue
@@ -492,7 +494,8 @@ class ServerState:
             elif shard.is_pausing:
                 effects += self._unpause(shard)
             effects += shard.report_recruit()
-            if learner is not None and learner == shard.ready_learner and shard.log.teaching is Teaching.WAITING:
+            is_ready = learner == shard.ready_learner and shard.ready_since >= shard.taught_since
+            if learner is not None and is_ready and shard.log.teaching is Teaching.WAITING:
                 effects += shard.teach(learner)
         return effects
 
@@ -506,7 +509,11 @@ class ServerState:
         place = m.Place(key=key_id, spec=key.spec, chains=tuple(key.routes.chains))
         shard = key.shards[number] = self._make(place, number, key.routes)
         shard.log.standing, shard.log.chain = Standing.LEARNER, chain
-        return [*effects, Send(chain[-1], m.Ready(key=key_id, shard=number))]
+        return [*effects, Send(chain[-1], self._ready(shard))]
+
+    def _ready(self, shard: AnyShard) -> m.Ready:
+        term, number = self.members.generation
+        return m.Ready(key=shard.id, shard=shard.number, term=term, number=number)
 
     def _on_link_up(self, peer: Incarnation) -> list[Effect]:
         """The manager: present yourself. Another server is back: what was said on the broken link is said again."""
@@ -524,7 +531,7 @@ class ServerState:
                 effects += shard.log.send_again()
             if shard.log.standing is Standing.LEARNER and shard.log.predecessor == peer:
                 shard.lesson = 0
-                effects.append(Send(peer, m.Ready(key=shard.id, shard=shard.number)))
+                effects.append(Send(peer, self._ready(shard)))
             effects += self._told(shard, shard.on_server_back(peer))
         return [*effects, *self._beat()]
 

@@ -9,14 +9,14 @@ from windlass._wire.effects import Effect, Received, Recycle, Send
 from windlass.server.log import Standing
 from windlass.server.shard import Shard
 from windlass.server.units import Learn
-from windlass.types import Bytes, Incarnation
+from windlass.types import Bytes, Generation, Incarnation
 
 
 def hear_learner(shard: Shard, peer: Incarnation, message: m.Ready | m.Shown) -> list[Effect]:
     """It is ready to be shown the shard, or has been shown it."""
     if isinstance(message, m.Ready):
-        shard.ready_learner = peer
-        return shard.teach(peer)
+        shard.ready_learner, shard.ready_since = peer, Generation(message.term, message.number)
+        return shard.teach(peer) if shard.ready_since >= shard.taught_since else []
     if shard.lesson != message.lesson:
         return []
     shard.log.on_shown(peer)

@@ -78,6 +78,7 @@ class WorkerNode:
     program: Program = field(init=False)
     steps: Any = None
     waits_for: Condition | None = None
+    ahead: float = 0.0  # of the common clock, in seconds
     is_over: bool = False
 
 
@@ -98,7 +99,7 @@ class World:
         self.story: list[str] = []
         self.now = 0
         self._num_pauses = 0
-        self.seconds = 0.0  # what the state machines are told; only a Tick moves it, by as much as a redial takes
+        self.seconds = 0.0  # what the state machines are told; only Ticks move it
         self.large = rng.random() < limits.large
         self.net = Network(rng, is_shared=rng.random() < 0.5)
         self.plan = self._draw_plan()
@@ -271,7 +272,7 @@ class World:
     def _is_manager_missed(self) -> bool:
         """Whether somebody asks the manager, and may give up."""
         return any(
-            worker.state.requests and not self.net.is_open(me, MANAGER)
+            worker.state.requests and not worker.state.is_linked(MANAGER)
             for me, worker in self.workers.items() if me not in self.net.dead
         )  # fmt: skip
 
@@ -311,7 +312,7 @@ class World:
             self.net.connect(node, event.peer)
             return
         if isinstance(event, Tick):
-            self.seconds += 1.1 * REDIAL_SECONDS
+            self._tick(node)
         if node == MANAGER:
             if isinstance(event, Tick) and not self.manager.is_recovering:
                 return
@@ -328,10 +329,17 @@ class World:
                 if self.reader is not None:
                     self._wake(READER, self.reader)
             else:
-                self._perform(node, worker.state.handle(event, self.seconds))
+                self._perform(node, worker.state.handle(event, self.seconds + worker.ahead))
                 if isinstance(event, LinkDown):
                     self.net.put(self.net.box(node, "tick"), Tick())
             self._wake(node, worker)
+
+    def _tick(self, node: Incarnation) -> None:
+        """As much as a redial takes. A worker's clock is its own: others who dial do not make it give up."""
+        if node in self.workers:
+            self.workers[node].ahead += 1.1 * REDIAL_SECONDS
+        else:
+            self.seconds += 1.1 * REDIAL_SECONDS
 
     def _go_on(self, worker: WorkerNode) -> None:
         try:
@@ -346,7 +354,8 @@ class World:
             self.net.put(self.net.box(node, "program"), _Step())  # type: ignore[arg-type]
 
     def _submit(self, me: Incarnation, work: Op | Request) -> None:
-        self._perform(me, self.workers[me].state.handle(Submit(work), self.seconds))
+        worker = self.workers[me]
+        self._perform(me, worker.state.handle(Submit(work), self.seconds + worker.ahead))
 
     def _perform(self, node: Incarnation, effects: Iterable[Any]) -> None:
         net = self.net
