@@ -10,7 +10,7 @@ from windlass.testing.explorer import Limits, explore
 from windlass.testing.network import Shots
 from windlass.types import Bounded, Eventual, Sequential
 
-CALM = Limits(breaks=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0, additions=0, drains=0)
+CALM = Limits(breaks=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0, additions=0, drains=0, restarts=0)
 
 NUM_BATCHES = 5
 SEEDS_PER_BATCH = 400
@@ -90,6 +90,17 @@ def test_servers_may_come_and_go_in_the_middle_of_everything() -> None:
     assert shots.drains > 200
 
 
+def test_managers_may_die_and_be_followed_by_others_whatever_else_happens() -> None:
+    limits = replace(
+        CALM, servers=(2, 3), replicas=(0, 2), breaks=2, departures=1, joins=1, crashes=1, deposed=1, additions=1,
+        drains=1, restarts=2, readers=1,
+    )  # fmt: skip
+    shots = _explore(range(500), limits)
+    assert shots.restarts > 250
+    assert shots.crashes > 50
+    assert shots.departures > 100
+
+
 def test_a_seed_repeats_its_run_message_by_message() -> None:
     first, second = (explore(7, tells=True) for _ in range(2))
     assert first.story == second.story
@@ -101,6 +112,6 @@ def test_a_seed_repeats_its_run_message_by_message() -> None:
 def test_every_pull_is_as_promised_over_a_long_exploration() -> None:
     limits = Limits(
         servers=(2, 4), breaks=8, departures=2, zombies=2, joins=2, crashes=2, deposed=2, readers=1,
-        additions=2, drains=2,
+        additions=2, drains=2, restarts=2,
     )  # fmt: skip
     _explore(range(1_000_000, 1_000_000 + SOAK_SEEDS), limits)

@@ -60,7 +60,7 @@ class Revival:
             text = self._ended(self._manager)
             now = time.monotonic()
             if len(deaths) == MAX_RESTARTS and now - deaths[0] < WINDOW_SECONDS:
-                reason = f"{text}, for the {MAX_RESTARTS + 1}th time within {WINDOW_SECONDS:.0f} s"
+                reason = f"{text}; managers have died {MAX_RESTARTS + 1} times within {WINDOW_SECONDS:.0f} s"
                 log.error("%s; it is not started again", reason)
                 self._give_up(reason)
                 return

@@ -78,6 +78,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_workers: int = 1
     state: str = ""  # "module:Class" of another state machine for this role; for tests that plant a mistake
     journal: str = ""  # the manager's
+    is_return: bool = False  # a manager comes back: the cluster of its journal lives
     dead_pids: tuple[int, ...] = ()  # for a manager that comes back: nodes that have died meanwhile
     record: str = ""  # where this node notes down what it does, if it is traced
     options: Options = msgspec.field(default_factory=Options)

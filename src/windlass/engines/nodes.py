@@ -49,7 +49,7 @@ def run_manager(channel: Channel, config: bytes) -> None:
     """Say on the channel where the manager listens, then manage until the channel closes. It goes on from its journal;
     the journal is taken first, so that of two managers only one is ever heard."""
     node = msgspec.msgpack.decode(config, type=NodeConfig)
-    with Journal(node.journal) as journal, open_hub(MANAGER, node) as hub:
+    with Journal(node.journal, is_new=not node.is_return) as journal, open_hub(MANAGER, node) as hub:
         manager = ManagerConfig(
             num_servers=node.num_servers,
             num_workers=node.num_workers,

@@ -124,6 +124,7 @@ class ProcessEngine:
             state=self._server_state if role is Role.SERVER else "",
             options=self._options,
             journal=journal,
+            is_return=bool(self.manager),
             record=self.collector.record(f"{role}-{rank}") if self.collector is not None and is_traced else "",
         )
 

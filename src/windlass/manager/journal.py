@@ -32,10 +32,10 @@ _decoder = msgspec.msgpack.Decoder(AnyRecord)
 
 class Journal:
     """Opens the file, or makes it, and takes its lock; `image` is what was in it. Its term is one higher than that of
-    the manager before, and on disk. Raises ClusterError when another manager holds it, UsageError for a path that is
-    no journal's. Not thread-safe."""
+    the manager before, and on disk. For a new cluster (`is_new`) nothing else of the old one counts. Raises ClusterError
+    when another manager holds it, UsageError for a path that is no journal's. Not thread-safe."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, is_new: bool = False) -> None:
         self.path = path
         self._fd = _open_locked(path)
         try:
@@ -45,6 +45,9 @@ class Journal:
             records = list(whole_records(data))
             self.image = Image(record for record, _ in records)
             self._end = records[-1][1] if records else 0
+            if is_new:
+                self.image = Image([Term(term=self.image.term)])
+                self._end = 0
             os.ftruncate(self._fd, self._end)
             if not self._end:
                 self._write(MAGIC)

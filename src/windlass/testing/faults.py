@@ -27,7 +27,7 @@ def draw_faults(rng: random.Random, limits: Limits) -> list[str]:
     faults += ["depose"] * rng.randint(0, limits.deposed)
     faults += ["add"] * rng.randint(0, limits.additions)
     faults += ["drain"] * rng.randint(0, limits.drains)
-    faults += ["manager"] * rng.randint(0, limits.restarts)
+    faults += ["manager"] * (rng.randint(0, limits.restarts) if limits.restarts else 0)
     rng.shuffle(faults)
     return faults
 

@@ -255,7 +255,9 @@ class Mutant:
     is_visible_outside: bool
 
 
-_CALM = Limits(breaks=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0, additions=0, drains=0, large=0.0)
+_CALM = Limits(
+    breaks=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0, additions=0, drains=0, restarts=0, large=0.0
+)  # fmt: skip
 _BROKEN = replace(_CALM, breaks=6)
 _CHAINED = replace(_CALM, servers=(2, 3), replicas=(1, 1), crashes=1)
 _ROUNDS = (Sequential(),)
@@ -278,7 +280,7 @@ MUTANTS = {
             frozenset({"once", "never made"}),
             Limits(
                 servers=(1, 1), workers=(3, 5), clock=(3, 5), breaks=30, departures=0, zombies=0, joins=0, large=0.0,
-                crashes=0, deposed=0, additions=0, drains=0, replicas=(0, 0),
+                crashes=0, deposed=0, additions=0, drains=0, restarts=0, replicas=(0, 0),
                 consistencies=_ROUNDS,
             ),
             False,
