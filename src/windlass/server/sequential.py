@@ -180,7 +180,7 @@ class SequentialShard(Shard):
             for order in ahead:
                 effects += self.schedule(order)
         if self.is_round_ready():
-            effects.append(Later((self.id, self.number, Advance())))
+            effects.append(Later((self, Advance())))
         return effects
 
     def _warn_of_missing(

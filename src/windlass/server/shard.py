@@ -474,7 +474,7 @@ class Shard(Answers):
             is_free = isinstance(unit, FREE)
             if self._backlog or not (may_touch or is_free):
                 self._backlog += 1
-                effects.append(Later((self.id, self.number, unit)))
+                effects.append(Later((self, unit)))
                 if isinstance(unit, End):
                     self._ends[unit.push] = unit
             else:

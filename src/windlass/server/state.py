@@ -122,8 +122,8 @@ class ServerState:
                 return self._on_push(event, message)
             return self._on_message(event, message)
         match event:
-            case Later(work=(key_id, number, unit)):
-                return self._on_work(key_id, number, unit)
+            case Later(work=(shard, unit)):
+                return self._on_work(shard, unit)
             case Sent(pin=pin):
                 self._pins.release(pin)
                 return []
@@ -317,11 +317,10 @@ class ServerState:
             return self._told(shard, shard.staged(message))
         return self._told(shard, shard.close(message.round, message.members)) if peer == key.routes.keeper else []
 
-    def _on_work(self, key_id: KeyId, number: int, unit: Any) -> list[Effect]:
-        key = self.keys.get(key_id)
-        shard = key.shards.get(number) if key is not None else None
-        if shard is None:
-            return []
+    def _on_work(self, shard: AnyShard, unit: Any) -> list[Effect]:
+        key = self.keys.get(shard.id)
+        if key is None or key.shards.get(shard.number) is not shard:
+            return []  # deleted, or given away; and perhaps begun anew, which is another story
         if isinstance(unit, Advance):
             return self._told(shard, shard.advance()) if isinstance(shard, SequentialShard) else []
         effects = self._told(shard, shard.work(unit)) + shard.settle()
