@@ -56,8 +56,10 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     with Journal(str(tmp_path / "j")) as journal:
         image = journal.image
     assert (image.term, image.number, image.next_key) == (2, 2, 3)
-    assert set(image.nodes) == {B, C} and set(image.departed) == {A}
-    assert image.keys[KeyId(1)].chains == [(B,), (B,)] and image.keys[KeyId(1)].is_placed
+    assert set(image.nodes) == {B, C}
+    assert set(image.departed) == {A}
+    assert image.keys[KeyId(1)].chains == [(B,), (B,)]
+    assert image.keys[KeyId(1)].is_placed
     assert image.dropped == {KeyId(2): "x"}
     assert image.keys[KeyId(1)].doubted == {0}, "A was head of the first shard, and may not know that it is out"
 
@@ -80,9 +82,9 @@ def test_of_the_journal_of_a_cluster_that_is_no_more_only_the_term_counts(tmp_pa
 
 
 def test_a_second_manager_is_refused_while_the_first_lives(tmp_path: Path) -> None:
-    with Journal(str(tmp_path / "j")):
-        with pytest.raises(ClusterError, match="another manager holds the journal .*j; .*stop that one first"):
-            Journal(str(tmp_path / "j"))
+    held = r"another manager holds the journal .*j; .*stop that one first"
+    with Journal(str(tmp_path / "j")), pytest.raises(ClusterError, match=held):
+        Journal(str(tmp_path / "j"))
     Journal(str(tmp_path / "j")).close()
 
 
@@ -95,7 +97,8 @@ def test_the_lock_holds_for_a_journal_in_the_memory_of_another_process() -> None
             with pytest.raises(ClusterError, match="another manager holds the journal"):
                 Journal(path)
         with Journal(path) as second:
-            assert second.image.term == 2 and set(second.image.nodes) == {A, B, C}
+            assert second.image.term == 2
+            assert set(second.image.nodes) == {A, B, C}
     finally:
         os.close(held)
 
@@ -157,7 +160,8 @@ def test_a_long_journal_is_written_anew_and_says_the_same(tmp_path: Path, monkey
         with pytest.raises(ClusterError, match="another manager"):
             Journal(str(path))
     with Journal(str(path)) as journal:
-        assert journal.image.term == 3 and journal.image.next_key == 3
+        assert journal.image.term == 3
+        assert journal.image.next_key == 3
         assert list(journal.image.records())[1:] == said[1:]
     assert os.listdir(tmp_path) == ["j"]
 

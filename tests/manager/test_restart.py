@@ -130,7 +130,8 @@ def test_a_range_that_is_lost_while_there_is_no_manager_is_named_when_there_is_o
     with wl.Cluster(servers=1, workers=2, lease_seconds=LEASE) as cluster:
         pids = {node.name: node.pid for node in cluster.nodes()}
         for text in cluster.run(pull_until_lost, pids["manager"], pids["server-0"]):
-            assert text.startswith("LostRange: ") and "held by server-0, which died" in text
+            assert text.startswith("LostRange: ")
+            assert "held by server-0, which died" in text
 
 
 def test_a_server_can_be_added_and_removed_under_the_next_manager() -> None:
@@ -141,7 +142,8 @@ def test_a_server_can_be_added_and_removed_under_the_next_manager() -> None:
         cluster.remove_server("server-0")
         assert cluster.run(add_one, 1) == [2.0]
         states = {node.name: node.state for node in cluster.nodes()}
-        assert states[name] == "alive" and states["server-0"] == "gone"
+        assert states[name] == "alive"
+        assert states["server-0"] == "gone"
 
 
 def test_a_manager_that_keeps_dying_fails_the_cluster(

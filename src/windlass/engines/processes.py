@@ -107,7 +107,7 @@ class ProcessEngine:
 
     def config(self, role: Role, rank: int) -> NodeConfig:
         forms = {"shm": ("unix",), "tcp": ("tcp:127.0.0.1:0",), "tls": ("tls:127.0.0.1:0",)}
-        listen = forms[self._transport] if role in (Role.MANAGER, Role.SERVER) else ()
+        listen: tuple[str, ...] = forms[self._transport] if role in (Role.MANAGER, Role.SERVER) else ()
         journal = ""
         if role is Role.MANAGER:
             listen = self.manager or listen

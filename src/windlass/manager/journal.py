@@ -32,8 +32,8 @@ _decoder = msgspec.msgpack.Decoder(AnyRecord)
 
 class Journal:
     """Opens the file, or makes it, and takes its lock; `image` is what was in it. Its term is one higher than that of
-    the manager before, and on disk. For a new cluster (`is_new`) nothing else of the old one counts. Raises ClusterError
-    when another manager holds it, UsageError for a path that is no journal's. Not thread-safe."""
+    the manager before, and on disk. For a new cluster (`is_new`) nothing else of the old one counts. Raises
+    ClusterError when another manager holds it, UsageError for a path that is no journal's. Not thread-safe."""
 
     def __init__(self, path: str, *, is_new: bool = False) -> None:
         self.path = path

@@ -185,8 +185,8 @@ class ManagerState:
         return self._recover(recovery)
 
     def _recover(self, recovery: Recovery) -> list[Effect]:
-        """If everybody has come who will, say again what the last generation was, to all: some may not have heard of it,
-        nor of some before it. Then who has not come is gone, as ever."""
+        """If everybody has come who will, say again what the last generation was, to all: some may not have heard of
+        it, nor of some before it. Then who has not come is gone, as ever."""
         if not recovery.is_over(self._now):
             return []
         self._recovery = None
@@ -196,7 +196,8 @@ class ManagerState:
             order = m.Place(key=key.id, spec=key.spec, chains=tuple(key.charted.chains))
             effects += [Send(server, order) for server in sorted(key.unplaced)]
         for number, name in recovery.image.dropped.items():
-            effects += [Send(node.incarnation, m.Forget(request=0, name=name, key=number)) for node in self._of(Role.SERVER)]
+            forget = m.Forget(request=0, name=name, key=number)
+            effects += [Send(node.incarnation, forget) for node in self._of(Role.SERVER)]
         moves = [
             msgspec.structs.replace(move, is_settled=(move.key, move.shard) not in self._doubted)
             for move in self.chart.moves()
