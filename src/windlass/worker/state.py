@@ -278,8 +278,9 @@ class WorkerState:
         shard = op.key.shard_of(pulled.pieces[0][0]) if op is not None and pulled.pieces else -1
         unread = op.unread.get(shard) if op is not None else None
         effects: list[Effect | Call] = []
-        is_stale = op is not None and peer != op.key.head(shard)  # of a head that is no more: the new one was asked
-        if op is None or unread is None or is_stale or not unread.issuperset(pulled.pieces):  # else answered before
+        is_late = op is not None and not op.reads_newest and unread is not None and op.key.head(shard) != peer
+        # A head that is one no longer may answer with less than its successor has: that one was asked, too.
+        if op is None or unread is None or is_late or not unread.issuperset(pulled.pieces):  # or answered before
             if event.is_shared and pulled.pins:
                 effects.append(Send(peer, m.Release(pins=pulled.pins)))
             return [*effects, Recycle(event.data)]
