@@ -87,7 +87,8 @@ class ArrivalShard(Shard):
         return -1
 
     def on_members(self) -> list[Effect]:
-        for who in [who for who in self.clocks.applied if who not in self.members.live]:
+        live, seen = self.members.live, self.members.ranks
+        for who in [who for who in self.clocks.applied if who not in live and who in seen]:  # others are yet to come
             self.clocks.leave(who)
             self._seen.pop(who, None)
             self._ended.pop(who, None)
