@@ -500,7 +500,8 @@ class WorkerState:
         for number, request in list(self.requests.items()):
             if isinstance(request.to, tuple):
                 continue  # the generation tells when its head is gone
-            if now - self._down_since.get(request.to, now) > GIVE_UP_SECONDS:
+            down_since = max(self._down_since.get(request.to, now), request.asked_at)
+            if now - down_since > GIVE_UP_SECONDS:
                 del self.requests[number]
                 text = f"{self.name(request.to)} cannot be reached for {GIVE_UP_SECONDS:.0f} s; is its process alive?"
                 effects.append(_answer(request, ClusterError(text)))
