@@ -146,6 +146,16 @@ def test_a_server_can_be_added_and_removed_under_the_next_manager() -> None:
         assert states["server-0"] == "gone"
 
 
+def test_a_server_that_is_to_leave_while_there_is_no_manager_hands_over_when_there_is_one() -> None:
+    with wl.Cluster(servers=2, workers=1) as cluster:
+        assert cluster.run(add_one, 1) == [1.0]
+        pids = {node.name: node.pid for node in cluster.nodes()}
+        os.kill(pids["manager"], signal.SIGKILL)
+        os.kill(pids["server-0"], signal.SIGTERM)
+        wait_for(lambda: {node.name: node.state for node in cluster.nodes()}["server-0"] == "gone", 10.0)
+        assert cluster.run(add_one, 1) == [2.0]
+
+
 def test_a_manager_that_keeps_dying_fails_the_cluster(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -122,7 +122,10 @@ class Crew:
     def _on_end(self, child: Child) -> int:
         code = child.exitcode or 0
         if self._running.pop(child.name, None) is None:
-            self._output.say(f"{ending(child)}; workers that need it will get a ClusterError", is_error=True)
+            then = "workers that need it will get a ClusterError"
+            if child.name == "manager" and not self._engine.has_failed:
+                then = "another one is started, and what is under way goes on"
+            self._output.say(f"{ending(child)}; {then}", is_error=True)
             return 0
         self._drain(child.name)
         if code == 0:

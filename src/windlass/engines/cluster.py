@@ -31,7 +31,8 @@ class Cluster:
     With `replicas=k` every value is on k servers more, and up to k may die at the same time without a loss;
     `lease_seconds` is how long a silent one is waited for. Other options are those of StoreOptions: consistency,
     deterministic, check_finite, timeout, warn_seconds, chunk_bytes; and `link_bytes_per_second`, which no link over TCP
-    exceeds in either direction. Not thread-safe.
+    exceeds in either direction; and `journal`, a file for the manager's notes instead of one in memory. Not
+    thread-safe.
     """
 
     def __init__(

@@ -91,6 +91,11 @@ class ProcessEngine:
         ended = [child.pid for child in list(self.children.values()) if child.poll() is not None]
         return self._spawn("manager", "run_manager", Role.MANAGER, 0, dead_pids=tuple(ended))
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is no manager any more, and none will be."""
+        return self._failed is not None
+
     def _fail(self, reason: str) -> None:
         """There is no manager, and none will be."""
         self._failed = f"{reason}; the cluster cannot go on: close it, and open another"

@@ -91,6 +91,7 @@ class ServerState:
         self._confirmed: dict[Incarnation, float] = {}  # our clock at the last beat that each server has answered
         self._answered: dict[Incarnation, float] = {}  # when we last answered a beat of each server
         self._beaten_at = 0.0
+        self._is_leaving = False
         self._warmed: set[tuple[str, str, str]] = set()
         self._horizons: dict[Incarnation, int] = {}  # the first pin made since the link to each peer is open
 
@@ -136,6 +137,7 @@ class ServerState:
             case Tick():
                 return self._on_tick()
             case Leave():
+                self._is_leaving = True
                 return [Send(MANAGER, m.Drain(request=0, server=self.me))]
             case _:
                 return []
@@ -518,6 +520,8 @@ class ServerState:
         """The manager: present yourself. Another server is back: what was said on the broken link is said again."""
         if peer == MANAGER:
             told = [effect for shard in self._shards() for effect in shard.report_recruit()]
+            if self._is_leaving:  # the manager that was asked may be no more
+                told.append(Send(MANAGER, m.Drain(request=0, server=self.me)))
             return [Send(MANAGER, self.config.join), *told]
         if peer not in self.nodes or self.nodes[peer].role is not Role.SERVER:
             return []
