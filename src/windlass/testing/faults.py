@@ -110,7 +110,8 @@ def _drain_server(world: World) -> bool:
 def _lose_server(world: World, kind: str) -> bool:
     """A server dies; or only the manager thinks so, because they cannot reach each other, or the server is stopped."""
     there = [me for me in world.servers if me not in world.net.dead | world.deposed | world.leaving]
-    held = [chain for key in world.manager.chart.keys.values() for chain in key.chains]
+    keys = world.manager.chart.keys.values()
+    held = [chain for key in keys for chain in (*key.chains, *key.targets.values())]  # now, or in a moment
     chains = [tuple(me for me in chain if me in there) for chain in held]
     may_go = [me for me in there if chains and not any(chain == (me,) for chain in chains)]
     unnoticed = [me for me in world.servers if me in world.net.dead | world.deposed and me in world.manager.nodes]

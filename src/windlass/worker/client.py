@@ -29,7 +29,7 @@ TICK_SECONDS = 0.1
 BACKGROUND_AFTER_SECONDS = 0.001
 """How long a caller may be away, with work under way, before the background thread takes the links over."""
 
-IDLE_SECONDS = 0.5
+IDLE_SECONDS = 0.25
 """How often the background thread looks at the links while nobody calls: a manager that comes back waits for us."""
 
 EXPLAIN_SECONDS = 0.5
