@@ -143,7 +143,7 @@ class ManagerState:
         self.departed = list(image.departed.values())
         self._next_key = image.next_key
         for node in sorted(self._of(Role.SERVER), key=lambda node: node.rank):
-            self.chart.join(node.incarnation)
+            self.chart.join(node.incarnation, node.rank, is_late=False)
         for number, kept in image.keys.items():
             charted = self.chart.restore(number, kept.spec, kept.chains, is_placed=kept.is_placed)
             holders = {server for chain in kept.chains for server in chain}

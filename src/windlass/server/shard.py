@@ -44,7 +44,7 @@ from windlass.server.units import (
 )
 from windlass.store.dense import Contribution as SlotPiece
 from windlass.store.dense import DenseSlot, Reduced
-from windlass.types import MANAGER, Array, Block, Bytes, Incarnation, KeyId, KeySpec
+from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, KeySpec
 
 MAX_REFUSED = 64
 
