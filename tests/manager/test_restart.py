@@ -115,11 +115,11 @@ def test_a_server_that_dies_while_there_is_no_manager_is_replaced_when_there_is_
 
 def pull_until_lost(store: wl.Store, manager: int, server: int) -> str:
     store.create("w", np.zeros(SIZE, np.float32), update="add")
-    store.barrier()
-    if store.rank == 0:
-        os.kill(manager, signal.SIGKILL)
-        os.kill(server, signal.SIGKILL)
     try:
+        store.barrier()  # whoever is still in it when the server dies hears of that here
+        if store.rank == 0:
+            os.kill(manager, signal.SIGKILL)
+            os.kill(server, signal.SIGKILL)
         while True:
             store.pushpull("w", np.ones(SIZE, np.float32))
     except wl.ClusterError as error:
