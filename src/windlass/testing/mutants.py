@@ -307,7 +307,10 @@ MUTANTS = {
         Mutant(
             HeedsDeposed,
             frozenset({"once", "acknowledged", "sequential", "own pushes", "monotonic", "order"}),
-            replace(_CHAINED, servers=(2, 2), workers=(4, 6), keys=(1, 1), clock=(6, 8), crashes=0, deposed=1),
+            replace(
+                _CHAINED, servers=(3, 3), workers=(4, 6), keys=(1, 1), clock=(8, 12), crashes=0, deposed=2,
+                consistencies=(Eventual(), Bounded(2)),
+            ),
             False,
         ),
         Mutant(
