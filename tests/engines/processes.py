@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,12 @@ def num_threads(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
-def start_driver(script: Path, text: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Run `text` as a script of its own, in its own session, with its output captured."""
-    script.write_text(text)
-    return subprocess.Popen(
+@contextmanager
+def start_driver(script: Path, text: str, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run `text` as a script of its own, in its own session, with its output captured; whatever the test finds, it is
+    not left behind. Ctrl-C means what it does in a terminal, also where the tests themselves run without one."""
+    script.write_text(f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{text}")
+    with subprocess.Popen(
         [sys.executable, "-W", "error", str(script), *arguments],
         env=os.environ | {"PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
@@ -70,7 +73,11 @@ def start_driver(script: Path, text: str, *arguments: str, **options: Any) -> su
         text=True,
         start_new_session=True,
         **options,
-    )
+    ) as driver:
+        try:
+            yield driver
+        finally:
+            driver.kill()
 
 
 def run_driver(script: Path, text: str, *arguments: str) -> str:
