@@ -114,6 +114,14 @@ STORAGE: dict[str, np.dtype[Any]] = {
 """The numpy dtype that holds each element type; bfloat16, which numpy lacks, travels and rests as its bits."""
 
 
+class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Pieces of work, by their numbers in a plan, that a push completes: it counts only if none of them has been
+    counted before."""
+
+    plan: str
+    numbers: tuple[int, ...]
+
+
 class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
     """One declaration of a dense key. Equal specs are the same declaration."""
 
@@ -126,6 +134,8 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: int
     priority: int = 0
     """On a busy link a key of higher priority travels first. One per key, so that its messages stay in order."""
+    namespace: str = ""
+    """Whose key it is: its name is one of this namespace, and only workers of it take part in its rounds."""
 
     def check(self) -> None:
         """Raise UsageError for a declaration that no server should try to hold."""
@@ -186,6 +196,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     addresses: tuple[str, ...]
     state: str = "alive"
+    namespace: str = ""
+    is_late: bool = False
+    """A worker that came to a run under way: on keys that were there before it, it counts once it uses them."""
 
     @property
     def address(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.types import Chain, Incarnation, KeyId, KeySpec, Node, Role
+from windlass.types import Chain, Incarnation, KeyId, KeySpec, Lease, Node, Role
 
 Piece = tuple[int, int, int]
 
@@ -31,6 +31,8 @@ class Join(Message, frozen=True):
     pid: int
     addresses: tuple[str, ...]
     rank: int = -1
+    namespace: str = ""
+    is_late: bool = False  # a worker that comes to a run under way: nobody waits for it where it is not yet
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -182,10 +184,20 @@ class Attach(Message, frozen=True):
     clock: int = -1
 
 
+class Detach(Message, frozen=True):
+    """Worker to head: I have nothing to push on this shard for a while, and all my pushes are acknowledged: do not wait
+    for me. Answered with Done; Attach takes it back."""
+
+    request: int
+    key: KeyId
+    shard: int
+
+
 class Push(Message, frozen=True):
     """Worker to head: part `part` of `parts` of my push number `clock` on this shard. A push without pieces still
     counts: it is the notice that tells a shard of a push that does not touch it. With `pull` not 0 the answer is
-    Pulled, under that id, for the same pieces; else it is Ack."""
+    Pulled, under that id, for the same pieces; else it is Ack. One that `completes` work that the shard has counted
+    already contributes nothing, and is answered all the same."""
 
     key: KeyId
     shard: int
@@ -196,6 +208,7 @@ class Push(Message, frozen=True):
     pieces: tuple[Piece, ...]
     pull: int = 0
     hyper: dict[str, float] | None = None
+    completes: Lease | None = None
 
 
 class Ack(Message, frozen=True):
@@ -287,6 +300,7 @@ class Kind(Enum):
     FIRST = "first"  # pieces of the first value
     WRITE = "write"  # pieces that the driver set
     START = "start"  # `who` is counted from `clock` on
+    REST = "rest"  # `who` is not waited for until it starts again
     RESTORE = "restore"  # one slot becomes what `meta` and the arrays `names` say
 
 
@@ -304,6 +318,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fa
     names: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     meta: dict[str, Any] | None = None
+    leases: tuple[Lease, ...] = ()  # what it completes
 
 
 class Replicate(Message, frozen=True):
@@ -415,6 +430,67 @@ class Beat(Message, frozen=True):
     is_answer: bool = False
 
 
+# --- leased work ----------------------------------------------------------------------------------------------------
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """Work to be leased: `epochs` passes over `size` samples, in pieces of `batch_size`. Pieces are numbered through
+    all epochs. With `step_pieces` not 0 all workers together take so many for a step."""
+
+    name: str
+    size: int
+    batch_size: int
+    epochs: int
+    step_pieces: int = 0
+
+    @property
+    def pieces(self) -> int:
+        """How many there are in an epoch."""
+        return -(-self.size // self.batch_size)
+
+
+class Take(Message, frozen=True):
+    """Worker to scheduler: I have completed `done`; `held` is what I still have; give me more. `keys` are those that my
+    pushes went to. With `is_resting` nobody waits for me on them: the answer may take its time."""
+
+    request: int
+    plan: Plan
+    done: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
+    keys: tuple[KeyId, ...] = ()
+    is_resting: bool = False
+    is_leaving: bool = False  # it takes no more
+
+
+class Granted(Message, frozen=True):
+    """Scheduler to worker: these pieces are yours. None, and not `is_over`: there is nothing to do now; rest on `keys`
+    and ask again."""
+
+    request: int
+    pieces: tuple[int, ...] = ()
+    keys: tuple[KeyId, ...] = ()
+    is_over: bool = False
+
+
+class Tally(Message, frozen=True):
+    """Scheduler to servers: what is counted of this plan on the shards of these keys that you are the head of?"""
+
+    ask: int
+    plan: str
+    keys: tuple[KeyId, ...]
+
+
+class Tallied(Message, frozen=True):
+    """Head to scheduler: on this shard, one of `num_shards`, pieces below `floor` are counted, and those `above`."""
+
+    ask: int
+    key: KeyId
+    shard: int
+    num_shards: int
+    floor: int
+    above: tuple[int, ...]
+
+
 # --- looking --------------------------------------------------------------------------------------------------------
 
 
@@ -476,6 +552,7 @@ AnyMessage = (
     | Write
     | Commit
     | Attach
+    | Detach
     | Push
     | Ack
     | Pull
@@ -496,6 +573,10 @@ AnyMessage = (
     | Settled
     | Drain
     | Beat
+    | Take
+    | Granted
+    | Tally
+    | Tallied
     | Inspect
     | Dump
     | Dumped

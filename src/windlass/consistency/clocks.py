@@ -30,6 +30,11 @@ class Clocks:
         self.received.setdefault(who, clock)
         self.applied.setdefault(who, clock)
 
+    def restart(self, who: Incarnation, clock: int) -> None:
+        """Let an incarnation in again that has rested: it is deemed to have made these pushes, too."""
+        self.received[who] = max(clock, self.received.get(who, 0))
+        self.applied[who] = max(clock, self.applied.get(who, 0))
+
     def admit(self, who: Incarnation, clock: int) -> Admission:
         last = self.received[who]
         if clock <= last:

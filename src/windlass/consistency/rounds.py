@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from windlass.types import Bytes, Generation, Incarnation
+from windlass.types import Bytes, Generation, Incarnation, Lease
 
 StagedPiece = tuple[int, int, int, Bytes]
 """(slot, lo, hi, data)"""
@@ -21,6 +21,7 @@ StagedPiece = tuple[int, int, int, Bytes]
 class Contribution:
     parts: int
     hyper: dict[str, float] | None = None
+    lease: Lease | None = None
     seen: set[int] = field(default_factory=set)
     pieces: list[StagedPiece] = field(default_factory=list)
     wants_ack: bool = False
@@ -60,19 +61,19 @@ class Rounds:
         staged = self._staged.get(round, {})
         return all(who in staged and staged[who].is_whole for who in members)
 
-    def is_ready(self, live: Collection[Incarnation], received: Mapping[Incarnation, int]) -> bool:
-        """Whether every live worker's contribution to the next round is whole here. Who is deemed to have made that
-        round's push already, because it joined later, owes none."""
+    def is_ready(self, crew: Collection[Incarnation], received: Mapping[Incarnation, int]) -> bool:
+        """Whether everybody's contribution to the next round is whole here. Who is deemed to have made its push
+        already, because it joined later, owes none."""
         round = self.closed + 1
         staged = self._staged.get(round, {})
-        for who in live:
+        for who in crew:
             made = staged.get(who)
             if made is None:
                 if received.get(who, 0) < round:
                     return False
             elif not made.is_whole:
                 return False
-        return bool(live)
+        return bool(crew)
 
     def close(self, members: tuple[Incarnation, ...]) -> dict[Incarnation, Contribution]:
         """Close the next round with exactly these members; gives their contributions, as far as they are here. The
@@ -105,16 +106,23 @@ class Keeper:
     def report(self, shard: int, round: int, generation: Generation, members: Iterable[Incarnation]) -> None:
         self._reports[shard] = (round, generation, frozenset(members))
 
-    def verdict(self, round: int, generation: Generation) -> frozenset[Incarnation] | None:
+    def verdict(
+        self, round: int, generation: Generation, live: Collection[Incarnation]
+    ) -> frozenset[Incarnation] | None:
         """The members of this round, if every shard has reported it in this generation; else None.
 
         A report of an older generation does not count: a worker that has left since may have been half staged
-        elsewhere, and only a report made after its departure is final about it.
+        elsewhere, and only a report made after its departure is final about it. Nor does one without a live worker that
+        another has: it came to the key meanwhile, and its pieces are on their way.
         """
         members: frozenset[Incarnation] | None = None
+        anywhere: set[Incarnation] = set()
         for shard in range(self._num_shards):
             report = self._reports.get(shard)
             if report is None or report[0] != round or report[1] != generation:
                 return None
+            anywhere |= report[2]
             members = report[2] if members is None else members & report[2]
+        if members is not None and any(who in live for who in anywhere - members):
+            return None
         return members

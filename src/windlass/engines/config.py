@@ -54,6 +54,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         """How often a server or the manager looks at the clock: often enough for several beats within half a lease."""
         return self.lease_seconds / 16
 
+    @property
+    def manager_tick_seconds(self) -> float:
+        """And the manager, in whose process the scheduler is, where somebody may wait for work."""
+        return min(self.tick_seconds, 0.05)
+
     def for_store(self) -> StoreOptions:
         if not isinstance(self.lease_seconds, int | float) or not self.lease_seconds > 0:
             raise UsageError(f"lease_seconds expects seconds above 0, got {self.lease_seconds!r}")

@@ -15,6 +15,7 @@ from windlass._transport.loop import Loop
 from windlass._wire.messages import Join
 from windlass.errors import UsageError
 from windlass.manager.state import ManagerConfig, ManagerState
+from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
 from windlass.server.traced import make_server
 from windlass.trace.collector import Collector
@@ -48,8 +49,9 @@ class Store(WorkerStore):
             manager=manager_hub.addresses,
             local=local,
         )
+        manager = ManagerState(ManagerConfig(num_servers=1, num_workers=1, pid=os.getpid()))
         loops = [
-            Loop(ManagerState(ManagerConfig(num_servers=1, num_workers=1, pid=os.getpid())), manager_hub, "manager"),
+            Loop(Hosted(manager), manager_hub, "manager"),
             Loop(make_server(ServerState, SERVER, server_hub.memory, server, records[0]), server_hub, "server-0"),
         ]
         server_hub.dial(MANAGER, manager_hub.addresses)

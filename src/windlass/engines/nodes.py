@@ -25,6 +25,7 @@ from windlass.engines._settling import settle
 from windlass.engines.config import NodeConfig, fresh_incarnation, open_hub, open_store
 from windlass.manager.journal import Journal
 from windlass.manager.state import ManagerConfig, ManagerState
+from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
 from windlass.server.traced import make_server
 from windlass.store.dense import warm as warm_kernels
@@ -60,9 +61,9 @@ def run_manager(channel: Channel, config: bytes) -> None:
             lease_seconds=node.options.lease_seconds,
             dead_pids=node.dead_pids,
         )
-        state = ManagerState(manager, journal.image)
+        state = Hosted(ManagerState(manager, journal.image))
         channel.send(hub.addresses)
-        _run(Loop(state, hub, "manager", node.options.tick_seconds, journal.append), channel)
+        _run(Loop(state, hub, "manager", node.options.manager_tick_seconds, journal.append), channel)
 
 
 def run_server(channel: Channel, config: bytes) -> None:
@@ -177,7 +178,9 @@ def _obey(order: Order, store: Store) -> Outcome:
 
 def call(run: int, function: Any, store: Store, args: Any, kwargs: Any) -> Outcome:
     try:
+        store._leased.run = run
         result = function(store, *args, **kwargs)
+        store._leased.close()
         store.raise_unseen()
         return Outcome(run, result=result, tally=tally(store) if store.is_usable else {})
     except BaseException as error:

@@ -19,6 +19,7 @@ from windlass.engines.nodes import MEET_SECONDS, Outcome, call
 from windlass.engines.processes import drain
 from windlass.errors import ClusterError
 from windlass.manager.state import ManagerConfig, ManagerState
+from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
 from windlass.server.traced import make_server
 from windlass.trace.collector import Collector
@@ -64,7 +65,7 @@ class ThreadEngine:
             num_servers=servers, num_workers=workers, pid=os.getpid(), addresses=hub.addresses,
             replicas=options.replicas, lease_seconds=options.lease_seconds,
         )  # fmt: skip
-        self._serve(Loop(ManagerState(config), hub, "manager", options.tick_seconds))
+        self._serve(Loop(Hosted(ManagerState(config)), hub, "manager", options.manager_tick_seconds))
         for rank in range(servers):
             self._add_server(rank)
         self._join_workers()

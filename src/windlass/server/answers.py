@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Received, Send
@@ -45,8 +46,13 @@ class Answers(ABC):
         if slot.missing:
             return Verdict(False, "rank 0 has not given its first value")
         return may_pull(
-            self.spec.consistency, peer, clock, rounds=slot.rounds, clocks=self.clocks, live=self.members.live
+            self.spec.consistency, peer, clock, rounds=slot.rounds, clocks=self.clocks, live=self.crew
         )
+
+    @property
+    @abstractmethod
+    def crew(self) -> Mapping[Incarnation, str]:
+        """Whose pushes are waited for."""
 
     def answer_waiting(self, slot: HeldSlot) -> list[Effect]:
         """Answer every pull on this slot that may be answered now."""

@@ -5,24 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from windlass._wire import messages as m
-from windlass._wire.effects import Effect
+from windlass._wire.effects import Effect, Recycle
 from windlass.consistency import Admission
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
 from windlass.server.units import Apply, End, HeldSlot
 from windlass.store.dense import DenseSlot
-from windlass.types import Bounded, Incarnation
+from windlass.types import Bounded, Incarnation, Lease
 
 
 class ArrivalShard(Shard):
     def __init__(self, place: m.Place, number: int, slots: dict[int, DenseSlot], routes: Routes, host: Host) -> None:
         super().__init__(place, number, slots, routes, host)
+        self._staged: dict[Incarnation, list[StagedPiece]] = {}  # of next pushes that complete work, and are not whole
         self._seen: dict[Incarnation, set[int]] = {}  # parts that are here of each worker's next push
         self._ended: dict[Incarnation, set[int]] = {}  # those of them that are applied, and in an entry
 
     def first_clock(self) -> int:
-        return self.clocks.lowest(self.members.live)[0]
+        return self.clocks.lowest(self.crew)[0]
 
     def slot_version(self, slot: HeldSlot) -> int:
         return self.version
@@ -34,7 +35,9 @@ class ArrivalShard(Shard):
         return admission
 
     def accept(self, peer: Incarnation, push: m.Push, staged: list[StagedPiece]) -> list[Effect]:
-        divisor = max(1, len(self.members.live))
+        if push.completes is not None:
+            return self._accept_leased(peer, push, push.completes, staged)
+        divisor = max(1, len(self.crew))
         which = (peer, push.clock)
         entry = m.LogEntry(
             kind=m.Kind.PUSH, who=peer, clock=push.clock, part=push.part, parts=push.parts, hyper=push.hyper
@@ -42,6 +45,32 @@ class ArrivalShard(Shard):
         is_whole = self._count(entry)
         end = End(which, (peer,) if is_whole else (), (peer,) if is_whole and not push.pull else (), entry)
         return self.queue([*(Apply(piece[0], [piece], divisor, push.hyper, which) for piece in staged), end])
+
+    def _accept_leased(
+        self, peer: Incarnation, push: m.Push, lease: Lease, staged: list[StagedPiece]
+    ) -> list[Effect]:
+        """What completes work counts here as a whole or not at all, so its parts are kept until all are here."""
+        pieces = self._staged.setdefault(peer, [])
+        pieces += staged
+        seen = self._seen.setdefault(peer, set())
+        seen.add(push.part)
+        if len(seen) < push.parts:
+            return []
+        del self._seen[peer], self._staged[peer]
+        self.clocks.received[peer] = push.clock
+        which = (peer, push.clock)
+        is_free = self.ledger.is_free(lease.plan, lease.numbers)
+        if is_free:
+            self.ledger.take(lease.plan, lease.numbers)
+        entry = m.LogEntry(
+            kind=m.Kind.PUSH, who=peer, clock=push.clock, hyper=push.hyper, leases=(lease,) if is_free else ()
+        )
+        end = End(which, (peer,), () if push.pull else (peer,), entry)
+        divisor = max(1, len(self.crew))
+        applies = [Apply(piece[0], [piece], divisor, push.hyper, which) for piece in pieces]
+        if is_free:
+            return self.queue([*applies, end])
+        return [Recycle(tuple(piece[3] for piece in pieces)), *self.queue([end])]
 
     def _count(self, entry: m.LogEntry) -> bool:
         """One part more of somebody's next push is here. Whether it was the last."""
@@ -68,6 +97,7 @@ class ArrivalShard(Shard):
 
     def demote(self) -> None:
         super().demote()
+        self._staged.clear()
         self._seen = {who: set(parts) for who, parts in self._ended.items()}
 
     def end(self, end: End) -> list[Effect]:
@@ -86,23 +116,24 @@ class ArrivalShard(Shard):
     def current_round(self) -> int:
         return -1
 
+    def on_fewer(self) -> list[Effect]:
+        return [effect for slot in self.slots.values() for effect in self.answer_waiting(slot)]
+
     def on_members(self) -> list[Effect]:
         live, seen = self.members.live, self.members.ranks
         for who in [who for who in self.clocks.applied if who not in live and who in seen]:  # others are yet to come
             self.clocks.leave(who)
             self._seen.pop(who, None)
+            self._staged.pop(who, None)
             self._ended.pop(who, None)
-        effects = super().on_members()
-        for slot in self.slots.values():
-            effects += self.answer_waiting(slot)
-        return effects
+        return super().on_members() + self.on_fewer()
 
     def explain(self, peer: Incarnation) -> str:
         """What a wait on this key waits for, in words."""
         if not self.is_ready:
             return f"'{self.spec.name}' waits for its first value from rank 0"
         own = self.clocks.applied.get(peer, 0)
-        lowest, slowest = self.clocks.lowest(self.members.live)
+        lowest, slowest = self.clocks.lowest(self.crew)
         if isinstance(self.spec.consistency, Bounded) and slowest is not None and lowest < own:
             delay = self.spec.consistency.delay
             return f"'{self.spec.name}' waits for {self.members.name(slowest)}, {own - lowest} behind (delay {delay})"
@@ -110,4 +141,4 @@ class ArrivalShard(Shard):
 
     @property
     def staged_bytes(self) -> int:
-        return 0
+        return sum(data.nbytes for pieces in self._staged.values() for *_, data in pieces)

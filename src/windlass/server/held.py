@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
 from windlass.server.arrival import ArrivalShard
 from windlass.server.host import Members, Routes
+from windlass.server.pins import Pins
 from windlass.server.sequential import SequentialShard
 from windlass.server.shard import Shard
-from windlass.types import Block, Bytes, Incarnation, KeySpec
+from windlass.types import Block, Bytes, Incarnation, KeyId, KeySpec
 
 AnyShard = SequentialShard | ArrivalShard
 
@@ -74,6 +76,35 @@ def misread(key: HeldKey, pieces: tuple[m.Piece, ...]) -> str:
         if problem:
             return problem
     return ""
+
+
+def asked_for(tally: m.Tally, keys: Mapping[KeyId, HeldKey]) -> list[AnyShard]:
+    """The shards here that a tally is about: of the keys that it names, or of all that know of the plan."""
+    if tally.keys:
+        return [shard for key in tally.keys if key in keys for shard in keys[key].shards.values()]
+    shards = [shard for key in keys.values() for shard in key.shards.values()]
+    return [shard for shard in shards if tally.plan in shard.ledger.plans]
+
+
+class Looked(Protocol):
+    keys: dict[KeyId, HeldKey]
+    members: Members
+    pins: Pins
+
+
+def inspect(server: Looked, peer: Incarnation, key_id: KeyId) -> Any:
+    """What a server says of itself, or of what `peer` waits for on a key: plain data."""
+    if key_id:
+        key = server.keys.get(key_id)
+        if key is None:
+            return "the key was deleted"
+        said = dict.fromkeys(shard.explain(peer) for shard in key.shards.values() if shard.log.is_head)
+        return "; ".join(said) or f"'{key.spec.name}' has moved away from here"
+    return {
+        "generation": str(server.members.generation),
+        "pins": len(server.pins),
+        "keys": {key.spec.name: key.describe(server.members) for key in server.keys.values()},
+    }
 
 
 def refusal(order: m.Read | m.Commit, problem: str) -> Send:

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from windlass.server.pins import Pins
-from windlass.types import Chain, Generation, Incarnation, Memory
+from windlass.types import Chain, Generation, Incarnation, Memory, Node
 
 
 @dataclass(slots=True)
 class Members:
-    """The workers of the current generation, and the rank of everyone seen so far (the departed included)."""
+    """The workers of the current generation, those of each namespace, those who came late, and the rank of everyone
+    seen so far (the departed included)."""
 
     generation: Generation = field(default_factory=lambda: Generation(0, 0))
     live: dict[Incarnation, str] = field(default_factory=dict)
     ranks: dict[Incarnation, int] = field(default_factory=dict)
+    late: set[Incarnation] = field(default_factory=set)
+    crews: dict[str, dict[Incarnation, str]] = field(default_factory=dict)
+
+    def update(self, generation: Generation, workers: Sequence[Node]) -> None:
+        self.generation = generation
+        self.live = {node.incarnation: node.name for node in workers}
+        self.ranks |= {node.incarnation: node.rank for node in workers}
+        self.late = {node.incarnation for node in workers if node.is_late}
+        self.crews = {}
+        for node in workers:
+            self.crews.setdefault(node.namespace, {})[node.incarnation] = node.name
+
+    def of(self, namespace: str) -> Mapping[Incarnation, str]:
+        """The live workers of this namespace."""
+        return self.crews.get(namespace, {})
 
     def rank(self, who: Incarnation) -> int:
         return self.ranks.get(who, 1 << 30)

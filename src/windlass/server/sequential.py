@@ -14,7 +14,7 @@ from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
 from windlass.server.units import ROUND, Apply, End, HeldSlot, Order, Start
 from windlass.store.dense import DenseSlot
-from windlass.types import Generation, Incarnation
+from windlass.types import Generation, Incarnation, Lease
 
 
 class Advance:
@@ -53,7 +53,7 @@ class SequentialShard(Shard):
     def accept(self, peer: Incarnation, push: m.Push, staged: list[StagedPiece]) -> list[Effect]:
         made = self.rounds.contribution(peer, push.clock, push.parts)
         made.add(push.part, staged)
-        made.hyper = push.hyper
+        made.hyper, made.lease = push.hyper, push.completes
         made.wants_ack = not push.pull
         if not made.is_whole:
             return []
@@ -96,7 +96,7 @@ class SequentialShard(Shard):
         return [Send(head, m.Close(key=self.id, shard=shard, round=closed, members=members))]
 
     def is_round_ready(self) -> bool:
-        return self.speaks and self.rounds.is_ready(self.members.live, self.clocks.received)
+        return self.speaks and self.rounds.is_ready(self.crew, self.clocks.received)
 
     @property
     def speaks(self) -> bool:
@@ -131,7 +131,7 @@ class SequentialShard(Shard):
         self._reports.report(report.shard, report.round, Generation(report.term, report.number), report.members)
         if report.round != self.rounds.closed + 1:
             return []
-        agreed = self._reports.verdict(report.round, self.members.generation)
+        agreed = self._reports.verdict(report.round, self.members.generation, self.members.live)
         if agreed is None:
             return []
         members = tuple(agreed)
@@ -158,20 +158,22 @@ class SequentialShard(Shard):
             if who not in self.members.live:  # its last word
                 self._gone.append(who)
         push = (ROUND, round)
-        hyper = next((one.hyper for one in made.values()), None)
-        if any(one.hyper != hyper for one in made.values()):
-            told = ", ".join(f"{self.members.name(who)} {one.hyper}" for who, one in made.items())
+        counted, leases = self._lease(made)
+        hyper = next((one.hyper for one in counted.values()), None)
+        if any(one.hyper != hyper for one in counted.values()):
+            told = ", ".join(f"{self.members.name(who)} {one.hyper}" for who, one in counted.items())
             self._errors[push] = f"the hyper-parameters of round {round} of '{self.spec.name}' differ: {told}"
         by_slot: dict[int, list[StagedPiece]] = {number: [] for number in self.slots}
         if push not in self._errors:
-            for one in made.values():
+            for one in counted.values():
                 for piece in one.pieces:
                     by_slot[piece[0]].append(piece)
-        entry = m.LogEntry(kind=m.Kind.ROUND, clock=round, members=ranked, hyper=hyper)
+        entry = m.LogEntry(kind=m.Kind.ROUND, clock=round, members=ranked, hyper=hyper, leases=leases)
         acks = tuple(who for who, one in made.items() if one.wants_ack)
+        divisor = max(1, len(ranked) - (len(made) - len(counted)))
         effects += self.queue(
             [
-                *(Apply(number, pieces, len(ranked), hyper, push) for number, pieces in by_slot.items()),
+                *(Apply(number, pieces, divisor, hyper, push) for number, pieces in by_slot.items()),
                 End(push, ranked, acks, entry),
             ]
         )
@@ -182,6 +184,24 @@ class SequentialShard(Shard):
         if self.is_round_ready():
             effects.append(Later((self, Advance())))
         return effects
+
+    def _lease(
+        self, made: dict[Incarnation, Contribution]
+    ) -> tuple[dict[Incarnation, Contribution], tuple[Lease, ...]]:
+        """Those whose work counts, and what they complete: of two who did the same work, the lower rank's; nobody's, if
+        it has been counted. All shards of a key have the same rounds, and come to the same."""
+        if not any(one.lease for one in made.values()):
+            return made, ()
+        counted: dict[Incarnation, Contribution] = {}
+        leases: list[Lease] = []
+        for who, one in made.items():
+            if one.lease is not None:
+                if not self.ledger.is_free(one.lease.plan, one.lease.numbers):
+                    continue
+                self.ledger.take(one.lease.plan, one.lease.numbers)
+                leases.append(one.lease)
+            counted[who] = one
+        return counted, tuple(leases)
 
     def _warn_of_missing(
         self, round: int, members: tuple[Incarnation, ...], made: dict[Incarnation, Contribution]
@@ -210,6 +230,9 @@ class SequentialShard(Shard):
         self.rounds = Rounds(closed)
         self.rounds.members = members
         self._ahead.clear()
+
+    def on_fewer(self) -> list[Effect]:
+        return self.advance()
 
     def _start(self, unit: Start) -> list[Effect]:
         return super()._start(unit) + self.advance()  # who joins late owes the open rounds of a shard that lags none
@@ -253,7 +276,7 @@ class SequentialShard(Shard):
         if not self.is_ready:
             return f"'{self.spec.name}' waits for its first value from rank 0"
         round = self.rounds.closed + 1
-        missing = who_lacks(self.members.live, self.rounds.whole(round))
+        missing = who_lacks(self.crew, self.rounds.whole(round))
         if missing:
             return f"round {round} of '{self.spec.name}' waits for {', '.join(missing)}"
         return f"round {round} of '{self.spec.name}' is staged here and waits for another shard of the key"

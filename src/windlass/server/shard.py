@@ -17,9 +17,9 @@ import numpy as np
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Later, Log, Received, Recycle, Send
-from windlass.consistency import Admission, Clocks
+from windlass.consistency import Admission, Clocks, Ledger
 from windlass.consistency.rounds import StagedPiece
-from windlass.server.answers import Answers
+from windlass.server.crew import Crew
 from windlass.server.host import Host, Routes
 from windlass.server.log import COPIED_BYTES, Teaching, Whole
 from windlass.server.log import Log as ShardLog
@@ -36,6 +36,7 @@ from windlass.server.units import (
     Mark,
     Order,
     Put,
+    Rest,
     Restored,
     Start,
     Teach,
@@ -49,7 +50,7 @@ from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation
 MAX_REFUSED = 64
 
 
-class Shard(Answers):
+class Shard(Crew):
     """Every method that can answer somebody returns effects; what they tell must pass `log.hold_back`."""
 
     log_kind: type[ShardLog] = ShardLog
@@ -68,6 +69,9 @@ class Shard(Answers):
         self.whole = tuple((slot, 0, size) for slot, size in self.sizes.items())
         self.whole_bytes = sum(self.sizes.values()) * self.itemsize
         self.clocks = Clocks()
+        self.ledger = Ledger()
+        self.resting = set()
+        self._crew = None
         self.version = 0
         self.members = host.members
         self.log = self.log_kind(place.key, number, host.me, host.pins, host.memory)
@@ -89,7 +93,7 @@ class Shard(Answers):
         self._attaching: list[tuple[Incarnation, int]] = []
         self._writes: dict[Incarnation, tuple[int, dict[m.Piece, Bytes]]] = {}  # the latest of each driver
         self._written: dict[Incarnation, int] = {}  # the number of each driver's last write that was committed
-        for who in host.members.live:
+        for who in self.live:
             self.clocks.start(who, 0)
 
     # --- the chain --------------------------------------------------------------------------------------------------
@@ -111,6 +115,8 @@ class Shard(Answers):
                 units = [Echo(whole.index, one.slot, one) for one in puts]
             case m.Kind.START:
                 units = [Start(entry.who, entry.clock, None)]
+            case m.Kind.REST:
+                units = [Rest(entry.who, None)]
             case m.Kind.RESTORE:
                 named_arrays = zip(entry.names, entry.dtypes, pieces, strict=True)
                 arrays = {name: data.view(dtype) for name, dtype, (*_, data) in named_arrays}
@@ -181,12 +187,17 @@ class Shard(Answers):
             "applied": dict(self.clocks.applied),
             "version": self.version,
             "refused": [[who, clock, error] for (who, clock), error in self._refused.items()],
+            "resting": sorted(self.resting),
+            "leases": self.ledger.dump(),
         }
 
     def learn_counts(self, counts: dict[str, Any]) -> None:
         self.clocks.received = {Incarnation(who): clock for who, clock in counts["applied"].items()}
         self.clocks.applied = {Incarnation(who): clock for who, clock in counts["applied"].items()}
         self.version = counts["version"]
+        self.resting = {Incarnation(who) for who in counts["resting"]}
+        self.ledger.load(counts["leases"])
+        self._crew = None
         self._refused = {(Incarnation(who), clock): error for who, clock, error in counts["refused"]}
         for slot in self.slots.values():
             slot.base = UNSEEN
@@ -236,6 +247,7 @@ class Shard(Answers):
         """Somebody else is the head now: what is here and in no entry is sent to it again."""
         self._attaching.clear()
         self._writes.clear()
+        self.ledger.give_up()
         self.clocks.received = dict(self.clocks.applied)
         for slot in self.slots.values():
             slot.waiting.clear()
@@ -310,55 +322,12 @@ class Shard(Answers):
             effects.append(Send(peer, m.Done(request=request)))
         return effects + self.answer_waiting(slot) + self.answer_attaching()
 
-    def attach(self, peer: Incarnation, request: int, clock: int) -> list[Effect]:
-        if clock >= 0:  # the keeper has named it
-            return self.queue([Start(peer, clock, request)])
-        self._attaching.append((peer, request))
-        return self.answer_attaching()
-
-    def answer_attaching(self) -> list[Effect]:
-        if not self._attaching or not self.log.is_head:
-            return []
-        if not self.is_ready:
-            return self._ask_for_first_value()
-        waiting, self._attaching = self._attaching, []
-        effects: list[Effect] = []
-        for peer, request in waiting:
-            if peer in self.members.live:
-                clock = self.clocks.received.get(peer, self.first_clock())
-                effects += self.queue([Start(peer, clock, request)])
-            else:
-                effects.append(Send(peer, m.Done(request=request, detail=0)))
-        return effects
-
-    def _start(self, unit: Start) -> list[Effect]:
-        is_new = unit.who not in self.clocks.received
-        self.clocks.start(unit.who, unit.clock)
-        if unit.request is None:
-            return []
-        effects: list[Effect] = []
-        if is_new:
-            effects += self.log.seal(m.LogEntry(kind=m.Kind.START, who=unit.who, clock=unit.clock))
-        return [*effects, Send(unit.who, m.Done(request=unit.request, detail=unit.clock))]
-
-    def _ask_for_first_value(self) -> list[Effect]:
-        """The lowest rank gives the first value before it attaches. If it waits here, whose task that was has died:
-        a clock of -1 tells it that the task is now its own."""
-        lowest = min(self.members.live, key=self.members.rank, default=None)
-        for waiting in self._attaching:
-            if waiting[0] == lowest:
-                self._attaching.remove(waiting)
-                return [Send(lowest, m.Done(request=waiting[1], detail=-1))]
-        return []
-
-    @abstractmethod
-    def first_clock(self) -> int:
-        """Where a worker starts that joined after the key was made."""
-
     # --- pushes -----------------------------------------------------------------------------------------------------
 
     def push(self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...]) -> list[Effect]:
-        self.clocks.start(peer, push.since)
+        if peer not in self.clocks.received:
+            self.clocks.start(peer, push.since)
+            self._crew = None
         admission = self.admit(peer, push)
         if admission is Admission.NEXT:
             if push.pull:
@@ -500,6 +469,8 @@ class Shard(Answers):
                 return self._first(unit)
             case Start():
                 return self._start(unit)
+            case Rest():
+                return self._rest(unit)
             case Restored():
                 return self._restore(unit)
             case Mark(whole=whole):
@@ -569,6 +540,11 @@ class Shard(Answers):
         if is_whole:
             self.ended(clock)
         error = self._errors.get(end.push, "") or end.entry.error
+        for lease in end.entry.leases:
+            if error:
+                self.ledger.give_up(lease.plan, lease.numbers)
+            else:
+                self.ledger.count(lease.plan, lease.numbers)
         effects = self._log_end(end, error)
         for slot in self.slots.values():
             if slot.waiting:
@@ -585,7 +561,7 @@ class Shard(Answers):
         if end.is_followed:
             return []
         entry = end.entry
-        return self.log.seal(msgspec.structs.replace(entry, error=error) if error else entry)
+        return self.log.seal(msgspec.structs.replace(entry, error=error, leases=()) if error else entry)
 
     @abstractmethod
     def ended(self, clock: int) -> None:

@@ -32,7 +32,7 @@ from windlass._wire.effects import (
 )
 from windlass.errors import UsageError
 from windlass.server.arrival import ArrivalShard
-from windlass.server.held import AnyShard, HeldKey, dump, misfit, misread, refusal
+from windlass.server.held import AnyShard, HeldKey, asked_for, dump, inspect, misfit, misread, refusal
 from windlass.server.host import Host, Members, Routes
 from windlass.server.log import Standing, Teaching
 from windlass.server.pins import Pins
@@ -82,8 +82,8 @@ class ServerState:
         self.keys: dict[KeyId, HeldKey] = {}
         self.nodes: dict[Incarnation, Node] = {}
         self._memory = memory
-        self._pins = Pins(memory)
-        self._host = Host(me, memory, self._pins, self.members)
+        self.pins = Pins(memory)
+        self._host = Host(me, memory, self.pins, self.members)
         self._now = 0.0
         self._linked: set[Incarnation] = set()
         self._early: dict[Incarnation, list[Received]] = {}
@@ -126,11 +126,11 @@ class ServerState:
             case Later(work=(shard, unit)):
                 return self._on_work(shard, unit)
             case Sent(pin=pin):
-                self._pins.release(pin)
+                self.pins.release(pin)
                 return []
             case LinkUp(peer=peer):
                 self._linked.add(peer)
-                self._horizons[peer] = self._pins.next
+                self._horizons[peer] = self.pins.next
                 return self._on_link_up(peer)
             case LinkDown(peer=peer):
                 return self._on_link_down(peer)
@@ -194,7 +194,7 @@ class ServerState:
         """Whether a message of somebody who is no live worker is one that only they may send, or its sender was one."""
         if peer in self.members.ranks:
             return not isinstance(message, m.Release | m.Hold | m.Inspect)
-        return isinstance(message, m.Push | m.Pull | m.Attach)
+        return isinstance(message, m.Push | m.Pull | m.Attach | m.Detach)
 
     def _on_stranger(self, event: Received) -> list[Effect]:
         """Somebody outside the generation. One who has left it is refused, never acknowledged. One never seen may
@@ -219,13 +219,13 @@ class ServerState:
                 return self._on_forget(key_id)
             case m.Release(pins=pins):
                 for pin in pins:
-                    self._pins.release(pin)
+                    self.pins.release(pin)
                 return []
             case m.Hold(pins=pins):
-                self._pins.release_all(peer, but=pins, before=self._horizons.get(peer))
+                self.pins.release_all(peer, but=pins, before=self._horizons.get(peer))
                 return []
             case m.Inspect():
-                return [Send(peer, m.Done(request=message.request, detail=self._inspect(peer, message.key)))]
+                return [Send(peer, m.Done(request=message.request, detail=inspect(self, peer, message.key)))]
             case m.Staged() | m.Close():
                 return self._on_round(peer, message)
             case m.Replicate() | m.Replicated():
@@ -238,7 +238,9 @@ class ServerState:
                 return [Log("warning", f"cannot hand over what it holds: {reason}; it ends with it, after its notice")]
             case m.Read() | m.Commit():
                 return self._on_order(peer, message)
-            case m.Pull() | m.Init() | m.Write() | m.Attach() | m.Dump() | m.Restore():
+            case m.Tally() if peer == MANAGER:
+                return self._on_tally(message)
+            case m.Pull() | m.Init() | m.Write() | m.Attach() | m.Detach() | m.Dump() | m.Restore():
                 return self._on_key(event, message)
             case _:
                 return [Log("warning", f"incarnation {peer} sent a server {type(message).__name__}; ignored")]
@@ -273,6 +275,8 @@ class ServerState:
                 return shard.pull(peer, message)
             case m.Attach():
                 return shard.attach(peer, message.request, message.clock)
+            case m.Detach():
+                return shard.rest(peer, message.request)
             case m.Init():
                 return shard.init(peer, message.request, message.pieces, data)
             case m.Write():
@@ -304,6 +308,15 @@ class ServerState:
         if keeper is None or not keeper.speaks:
             return []
         return self._told(keeper, keeper.order(order))
+
+    def _on_tally(self, tally: m.Tally) -> list[Effect]:
+        effects: list[Effect] = []
+        shards = asked_for(tally, self.keys)
+        for shard in shards:
+            told: list[Effect] = [Send(MANAGER, shard.tally(tally))]
+            effects += self._told(shard, told) if shard.log.is_head else told
+        announced = m.Tallied(ask=tally.ask, key=KeyId(0), shard=-1, num_shards=len(shards), floor=0, above=())
+        return [*effects, Send(MANAGER, announced)]
 
     def _on_round(self, peer: Incarnation, message: m.Staged | m.Close) -> list[Effect]:
         key = self.keys.get(message.key)
@@ -430,15 +443,12 @@ class ServerState:
         generation = Generation(membership.term, membership.number)
         if generation <= self.members.generation:
             return []
-        self.members.generation = generation
         before = self.nodes
         self.nodes = {node.incarnation: node for node in membership.nodes}
         if self.me not in self.nodes:
             return [Stop(f"this server is not in generation {generation}: {membership.reason}")]
-        workers = [node for node in membership.nodes if node.role is Role.WORKER]
+        self.members.update(generation, [node for node in membership.nodes if node.role is Role.WORKER])
         departed = [who for who in before if who not in self.nodes]
-        self.members.live = {node.incarnation: node.name for node in workers}
-        self.members.ranks |= {node.incarnation: node.rank for node in workers}
         effects: list[Effect] = []
         for node in membership.nodes:  # of two servers, the later incarnation dials the earlier
             is_server = node.role is Role.SERVER and node.incarnation < self.me
@@ -446,7 +456,7 @@ class ServerState:
                 effects.append(Dial(node.incarnation, node.addresses))
         for who in departed:
             if who not in self._linked:  # else it may still be reading; the end of its link will tell
-                self._pins.release_all(who)
+                self.pins.release_all(who)
         moved = self._on_moves(membership)
         for shard in self._shards():
             for who in departed:
@@ -545,7 +555,7 @@ class ServerState:
             del self._restoring[begun]
         self._horizons.pop(peer, None)
         if peer not in self.nodes:  # a member may be in the middle of reading: Hold will tell
-            self._pins.release_all(peer)
+            self.pins.release_all(peer)
         for shard in self._shards():
             shard.drop_reader(peer)
         if peer == MANAGER:
@@ -609,18 +619,3 @@ class ServerState:
         del self._restoring[(peer, shard.id, restore.slot)]
         unit = Restored(restore.slot, arrays, restore.meta, (peer, restore.request))
         return [Recycle(data), *shard.restore(unit)]
-
-    # --- looking ----------------------------------------------------------------------------------------------------
-
-    def _inspect(self, peer: Incarnation, key_id: KeyId) -> Any:
-        if key_id:
-            key = self.keys.get(key_id)
-            if key is None:
-                return "the key was deleted"
-            said = dict.fromkeys(shard.explain(peer) for shard in key.shards.values() if shard.log.is_head)
-            return "; ".join(said) or f"'{key.spec.name}' has moved away from here"
-        return {
-            "generation": str(self.members.generation),
-            "pins": len(self._pins),
-            "keys": {key.spec.name: key.describe(self.members) for key in self.keys.values()},
-        }

@@ -96,6 +96,14 @@ class Start:
 
 
 @dataclass(slots=True)
+class Rest:
+    """Unit of work: do not wait for this worker until it starts again."""
+
+    who: Incarnation
+    request: int | None
+
+
+@dataclass(slots=True)
 class Restored:
     """Unit of work: a slot becomes what was saved of it."""
 
@@ -140,6 +148,6 @@ class Mark:
 
 
 Order = m.Read | m.Commit
-Unit = Apply | End | Put | First | Start | Restored | Mark | Echo | Teach | Learn | m.Read | m.Commit
-FREE = (End, Start, Mark)
+Unit = Apply | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn | m.Read | m.Commit
+FREE = (End, Start, Rest, Mark)
 """Units that touch no data."""

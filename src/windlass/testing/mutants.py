@@ -6,7 +6,7 @@ by their import path. `MUTANTS` says what each breaks and where it can be seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,7 +77,7 @@ class _PullsEarlyOnArrival(ArrivalShard):
         if slot.missing or not isinstance(policy, Bounded):
             return super().verdict(slot, peer, clock)
         lax = Bounded(policy.delay + 1)
-        return may_pull(lax, peer, clock, rounds=slot.rounds, clocks=self.clocks, live=self.members.live)
+        return may_pull(lax, peer, clock, rounds=slot.rounds, clocks=self.clocks, live=self.crew)
 
 
 class AnswersEarly(ServerState):
@@ -148,8 +148,10 @@ class _CountsOldReports(Keeper):
     def report(self, shard: int, round: int, generation: Generation, members: Iterable[Incarnation]) -> None:
         super().report(shard, round, Generation(0, 0), members)
 
-    def verdict(self, round: int, generation: Generation) -> frozenset[Incarnation] | None:
-        return super().verdict(round, Generation(0, 0))
+    def verdict(
+        self, round: int, generation: Generation, live: Collection[Incarnation]
+    ) -> frozenset[Incarnation] | None:
+        return super().verdict(round, Generation(0, 0), live)
 
 
 class _TrustsOldReports(SequentialShard):

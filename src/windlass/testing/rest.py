@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from windlass.server.held import inspect
 from windlass.types import MANAGER, Array, KeyId
 
 if TYPE_CHECKING:
@@ -54,14 +55,14 @@ def _left_on(world: World, server: object) -> list[str]:
                 if worker is not None and worker.log.departed is None:
                     left.append(f"stuck: {name}: a pull of {worker.log.name} on '{shard.spec.name}' is not answered")
     num_blocks = len(world.heaps[server.me].live)
-    if not len(server._pins) and num_blocks != num_slots:
+    if not len(server.pins) and num_blocks != num_slots:
         left.append(f"leak: {name} keeps {num_blocks} blocks for {num_slots} slots")
     return left
 
 
 def _why(world: World, me: object, key: KeyId) -> str:
     told = [
-        f"{world.name(server.me)} says {server._inspect(me, key)}"  # type: ignore[arg-type]
+        f"{world.name(server.me)} says {inspect(server, me, key)}"  # type: ignore[arg-type]
         for server in world.servers.values() if key in server.keys and server.me not in world.net.dead
     ]  # fmt: skip
     return f" ({'; '.join(told)})" if told else ""

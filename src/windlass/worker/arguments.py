@@ -22,6 +22,21 @@ def items_of(key: str | Mapping[str, Any], value: Any) -> Mapping[str, Any]:
     return key
 
 
+def check_batches(dataset_size: object, batch_size: object, epochs: object, global_batch: object) -> int:
+    """How many batches make a step; 0 where each is one of its own."""
+    if type(dataset_size) is not int or dataset_size < 0:
+        raise UsageError(f"batches expects the size of a data set, a whole number, got {dataset_size!r:.60}")
+    if type(batch_size) is not int or batch_size < 1:
+        raise UsageError(f"batch_size expects a whole number of at least 1, got {batch_size!r:.60}")
+    if type(epochs) is not int or epochs < 0:
+        raise UsageError(f"epochs expects a whole number, got {epochs!r:.60}")
+    if global_batch is None:
+        return 0
+    if type(global_batch) is not int or global_batch < batch_size or global_batch % batch_size:
+        raise UsageError(f"global_batch expects a multiple of batch_size ({batch_size}), got {global_batch!r:.60}")
+    return global_batch // batch_size
+
+
 def tasks_of(after: Iterable[Task]) -> tuple[Task, ...]:
     if not after:
         return ()

@@ -9,7 +9,7 @@ from typing import Any
 
 from windlass._wire import messages as m
 from windlass.errors import WindlassError
-from windlass.types import Block, Bytes, Chain, Incarnation, KeyId, KeySpec, Sequential
+from windlass.types import Block, Bytes, Chain, Incarnation, KeyId, KeySpec, Lease, Sequential
 
 Part = tuple[tuple[m.Piece, ...], tuple[Block, ...]]
 """What one message carries to one shard: pieces, and a block for each."""
@@ -72,6 +72,7 @@ class Op:
     finish: Callable[[WindlassError | None], None]
     hyper: dict[str, float] | None = None
     after: tuple[Any, ...] = ()  # what must be done first: anything with `is_done` and `error`
+    completes: Lease | None = None
     reads_newest: bool = False  # a driver's read, ordered by the keeper
     owner: object = None  # the task it belongs to
     asked_at: float = 0.0

@@ -215,6 +215,7 @@ class WorkerState:
                     pieces=pieces,
                     pull=rides,
                     hyper=op.hyper,
+                    completes=op.completes,
                 ),
                 blocks,
                 priority=key.spec.priority,
@@ -265,7 +266,7 @@ class WorkerState:
             case m.Misplaced(key=key, shard=shard):
                 self._misplaced.add((key, shard))
                 return []
-            case m.Done() | m.Refused() | m.Declared() | m.Dumped():
+            case m.Done() | m.Refused() | m.Declared() | m.Dumped() | m.Granted():
                 return self._on_answer(event.peer, message, event.data)
             case m.Abort(reason=reason) if event.peer == MANAGER:
                 return self.fail_all(ClusterError(reason))
@@ -346,7 +347,7 @@ class WorkerState:
         return [_finish(op, error), *self.pump(op.key)] if op.key.queue else [_finish(op, error)]
 
     def _on_answer(
-        self, peer: Incarnation, answer: m.Done | m.Refused | m.Declared | m.Dumped, data: tuple[Bytes, ...]
+        self, peer: Incarnation, answer: m.Done | m.Refused | m.Declared | m.Dumped | m.Granted, data: tuple[Bytes, ...]
     ) -> list[Effect | Call]:
         request = self.requests.get(answer.request)
         if request is None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -12,37 +11,32 @@ import numpy as np
 
 from windlass._wire import messages as m
 from windlass.errors import ClusterError, UsageError, WindlassError
-from windlass.store.reduce import Reducer, reducer_rule
-from windlass.store.update import Updater, updater_rule
 from windlass.trace.recorder import NOTHING, Tracing, check_category
 from windlass.trace.spans import Category
 from windlass.types import (
     MANAGER,
     Array,
-    Consistency,
-    Generation,
-    KeyId,
-    KeySpec,
     Role,
     Sequential,
 )
 from windlass.worker import checkpoint
-from windlass.worker.arguments import check_declaration, items_of, numbers_of, outs_of, tasks_of
+from windlass.worker.arguments import check_batches, items_of, numbers_of, outs_of, tasks_of
 from windlass.worker.arrays import is_finite, look, wrap
+from windlass.worker.batches import Batch, Batches, Leased, lease_of
 from windlass.worker.client import Client
+from windlass.worker.declaring import RESERVED, Declaring
 from windlass.worker.entry import Entry
 from windlass.worker.landing import Landing
-from windlass.worker.ops import KeyInfo, Op
+from windlass.worker.ops import Op
 from windlass.worker.options import StoreOptions
 from windlass.worker.split import Pieces, check_range, split
 from windlass.worker.task import Task
 
-RESERVED = "windlass/"
 BARRIER = f"{RESERVED}barrier"
 EXCHANGE = f"{RESERVED}exchange"
 
 
-class Store:
+class Store(Declaring):
     """A key-value store whose writes are reduced: many workers push, everyone pulls.
 
     Thread-safe. `push` returns once it has copied the value; `pull` and `pushpull` block unless `wait=False`. Every
@@ -50,130 +44,11 @@ class Store:
     """
 
     def __init__(self, client: Client, options: StoreOptions, local: dict[str, object] | None = None) -> None:
-        self.options = options
-        self._client = client
-        self._local = local  # where reducers and updaters without an import path go; None where they cannot
-        self._entries: dict[str, Entry] = {}
-        self._locks: dict[str, threading.Lock] = {}
+        super().__init__(client, options, local)
+        self._leased = Leased()
         self._counts = checkpoint.Counts(client, lambda key: self.version(key) if key in self._entries else None)
 
-    # --- declaring --------------------------------------------------------------------------------------------------
-
-    def create(
-        self,
-        key: str,
-        value: Any,
-        *,
-        reduce: str | Reducer = "sum",
-        update: str | Updater = "assign",
-        consistency: Consistency | None = None,
-        priority: int = 0,
-    ) -> None:
-        """Declare a key with its first value, which is rank 0's; a key that exists keeps its own.
-
-        Every worker calls it, with the same declaration (else UsageError); it returns when the first value is in
-        place. Repeating it is harmless. On a link that is too slow for everything at once, keys of higher `priority`
-        travel first.
-        """
-        if isinstance(key, str) and key.startswith(RESERVED):
-            raise UsageError(f"'{key}': names that begin with '{RESERVED}' are the store's own")
-        self._create(key, value, reduce=reduce, update=update, consistency=consistency, priority=priority)
-
-    def _create(
-        self,
-        key: str,
-        value: Any,
-        *,
-        reduce: str | Reducer = "sum",
-        update: str | Updater = "assign",
-        consistency: Consistency | None = None,
-        priority: int = 0,
-    ) -> None:
-        like, flat = look(value, f"create('{key}')")
-        policy = consistency or self.options.consistency
-        check_declaration(key, update, policy, self.options.deterministic)
-        spec = KeySpec(
-            name=key,
-            shape=like.shape,
-            dtype=like.dtype,
-            reduce=reducer_rule(reduce, self._local),
-            update=updater_rule(update, self._local),
-            consistency=policy,
-            chunk_bytes=self.options.chunk_bytes,
-            priority=priority,
-        )
-        spec.check()
-        with self._opening(key):
-            declared, _ = self._client.request(MANAGER, lambda n: m.Declare(request=n, spec=spec), f"create('{key}')")
-            known = self._entries.get(key)
-            if known is None or known.key.id != declared.key:
-                if known is not None:
-                    self._client.disuse(known.key)
-                self._open(declared, like.kind, flat)
-
-    def _open(self, declared: m.Declared, kind: str, first: Array | None) -> Entry:
-        """Begin to use a declared key; rank 0, or the driver, gives it its first value."""
-        name = declared.spec.name
-        key = KeyInfo(declared.key, declared.spec, list(declared.chains))
-        self._client.use(key, Generation(declared.term, declared.number))
-        lost = self._client.state.lost_range(key)
-        if lost is not None:
-            raise lost
-        entry = Entry(key, kind, self._client.hub)
-        if first is not None and (self.is_driver or self._client.state.is_lowest):
-            self._give_first(entry, first)
-        if not self.is_driver:
-            what = f"create('{name}'), which waits for rank 0's value,"
-            while (clock := self._attach(key, what)) < 0:
-                if first is None:
-                    raise UsageError(f"'{name}' has no value yet; the lowest rank gives it, by create()")
-                self._give_first(entry, first)
-            key.clock = key.since = clock
-            for shard in range(1, len(key.chains)):
-                self._client.request(
-                    (key, shard),
-                    lambda n, shard=shard: m.Attach(request=n, key=key.id, shard=shard, clock=key.since),  # type: ignore[misc]
-                    f"create('{name}')",
-                )
-        self._entries[name] = entry
-        return entry
-
-    def _attach(self, key: KeyInfo, what: str) -> int:
-        done, _ = self._client.request((key, 0), lambda n: m.Attach(request=n, key=key.id, shard=0), what)
-        return int(done.detail)
-
-    def _give_first(self, entry: Entry, first: Array) -> None:
-        """Give the key its first value; the keeper last: when it has its part, everybody has."""
-        key = entry.key
-        for shard in reversed(key.whole):
-            self._give(entry, shard, first, 0, m.Init, f"the first value of '{key.spec.name}'")
-
-    def _give(
-        self, entry: Entry, shard: int, flat: Array, lo: int, kind: Callable[..., m.AnyMessage], what: str
-    ) -> None:
-        """Hand a shard its pieces of an array that begins at element lo, one message for each; one without any if
-        it holds none, so that it knows. Blocks."""
-        pieces = split(entry.key, lo, lo + flat.size)[shard]
-        single: list[tuple[m.Piece, ...]] = [(piece,) for piece in pieces]
-        for wanted in single or [()]:
-            parts, owned = entry.parts(flat, lo, {shard: wanted}, may_borrow=True)
-            [(_, blocks)] = parts[shard]
-            self._client.request(
-                (entry.key, shard),
-                lambda n, wanted=wanted: kind(request=n, key=entry.key.id, shard=shard, pieces=wanted),  # type: ignore[misc]
-                what,
-                data=blocks,
-            )
-            for block in owned:
-                self._client.hub.memory.free(block)
-
-    def delete(self, key: str) -> None:
-        """Forget a key, for everybody. Deleting what does not exist is harmless."""
-        known = self._entries.pop(key, None)
-        key_id = known.key.id if known is not None else KeyId(0)
-        if known is not None:
-            self._client.disuse(known.key)
-        self._client.request(MANAGER, lambda n: m.Forget(request=n, name=key, key=key_id), f"delete('{key}')")
+    # --- keys -----------------------------------------------------------------------------------------------------
 
     def _entry(self, key: str) -> Entry:
         """The key, ready to be used. A push on it that failed, and that nobody waited for, is raised here."""
@@ -201,11 +76,6 @@ class Store:
                     task.error.add_note(f"raised by an earlier {task.text} that nobody waited for")
                     raise task.error
 
-    def _opening(self, key: str) -> threading.Lock:
-        """Held while a key is opened: two threads that both began to count its pushes would take each other's for
-        ones sent twice."""
-        return self._locks.setdefault(key, threading.Lock())
-
     # --- push and pull ----------------------------------------------------------------------------------------------
 
     def push(
@@ -216,16 +86,21 @@ class Store:
         range: tuple[int, int] | None = None,
         after: Iterable[Task] = (),
         hyper: Mapping[str, float] | None = None,
+        completes: Batch | Sequence[Batch] | None = None,
     ) -> Task:
         """Contribute a value, or many: `push({key: value, ...})`. Returns at once; the task is done when the push is
         applied. `range=(lo, hi)` gives elements lo to hi of the flattened value. `hyper` sets the updater's numbers
-        for this round, e.g. {"lr": 0.01}; the members of a round must agree on it."""
+        for this round, e.g. {"lr": 0.01}; the members of a round must agree on it. With `completes=batch`, of
+        `batches`, it counts only where no other push that completes the same batch has been counted."""
         items = items_of(key, value)
         task = Task(self._client, "push", items)
+        lease = lease_of(completes)
         ops = [self._push_op(task, self._entry(name), given, range, hyper) for name, given in items.items()]
         waits = tasks_of(after)
         for op in ops:
-            op.after = waits
+            op.after, op.completes = waits, lease
+        if completes is not None:
+            self._leased.note(completes, task, list(items))
         self._client.submit(*ops)
         return task
 
@@ -279,11 +154,13 @@ class Store:
         after: Iterable[Task] = (),
         wait: bool = True,
         timeout: float | None = None,
+        completes: Batch | Sequence[Batch] | None = None,
     ) -> Any:
         """Push, and pull the same range, in one round trip. `pushpull({key: value, ...})` gives a dictionary; `out`
         is then one, too."""
         items = items_of(key, value)
         task = Task(self._client, "pushpull", items)
+        lease = lease_of(completes)
         landings: dict[str, Landing] = {}
         ops: list[Op] = []
         is_one = isinstance(key, str)
@@ -295,8 +172,10 @@ class Store:
             )
             landing.task = task
             op = self._push_op(task, entry, given, range, hyper, landing, may_borrow=wait)
-            op.after = tasks_of(after)
+            op.after, op.completes = tasks_of(after), lease
             ops.append(op)
+        if completes is not None:
+            self._leased.note(completes, task, list(items))
         if is_one:
             task.shape_result(landing.take)
         else:
@@ -364,6 +243,44 @@ class Store:
             )
         return flat
 
+    # --- leased work ------------------------------------------------------------------------------------------------
+
+    def batches(
+        self,
+        dataset_size: int,
+        *,
+        batch_size: int,
+        epochs: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        global_batch: int | None = None,
+        name: str | None = None,
+    ) -> Batches:
+        """Work, leased batch by batch: `for batch in store.batches(len(X), batch_size=64, epochs=3): ...`. Iterates
+        until all of it is done, by whomever.
+
+        Every worker calls it alike. A batch goes to whoever asks next. Push with `completes=batch`, and every sample
+        counts exactly once an epoch, on every element of every key, whatever happens to workers and servers: what a
+        worker held that died is given to another, and what two have done counts once.
+
+        With `global_batch`, a multiple of batch_size, all workers together take so many samples for a step, however
+        many workers there are: each gets some batches of it, and pushes at the last one (`batch.is_last`) the sum of
+        its gradients, each times `batch.weight`.
+        """
+        if self.is_driver:
+            raise UsageError("the driver is no worker and takes no batches; call it in the function given to run()")
+        step_pieces = check_batches(dataset_size, batch_size, epochs, global_batch)
+        plan = m.Plan(
+            name=name or f"run-{self._leased.run}/batches-{len(self._leased.plans)}",
+            size=dataset_size,
+            batch_size=batch_size,
+            epochs=epochs,
+            step_pieces=step_pieces,
+        )
+        batches = Batches(self, plan, shuffle=shuffle, seed=seed)
+        self._leased.plans.append(batches)
+        return batches
+
     # --- memory and waiting -----------------------------------------------------------------------------------------
 
     def buffer(self, key: str) -> Any:
@@ -422,10 +339,6 @@ class Store:
     def is_usable(self) -> bool:
         """Whether it is open, and this process's own."""
         return self._client.is_usable
-
-    @property
-    def is_driver(self) -> bool:
-        return self._client.state.role is Role.DRIVER
 
     @property
     def rank(self) -> int:

@@ -1,0 +1,72 @@
+"""Which leases of work have been counted on one shard.
+
+A plan's leases are numbered from 0 and given out almost in order, so what is counted is all below some number, and a
+few above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Counted:
+    """A set of whole numbers that grows from 0 upwards with few gaps."""
+
+    def __init__(self, floor: int = 0, above: Iterable[int] = ()) -> None:
+        self.floor = floor  # all below it are in
+        self.above = set(above)
+        self._close_up()
+
+    def __contains__(self, number: int) -> bool:
+        return number < self.floor or number in self.above
+
+    def __len__(self) -> int:
+        return self.floor + len(self.above)
+
+    def add(self, number: int) -> None:
+        if number >= self.floor:
+            self.above.add(number)
+            self._close_up()
+
+    def _close_up(self) -> None:
+        while self.floor in self.above:
+            self.above.discard(self.floor)
+            self.floor += 1
+
+
+class Ledger:
+    """What is counted of every plan. `taken` are leases of pushes that are decided but in no entry yet: for who asks
+    whether a lease is free they count, for a learner they do not."""
+
+    def __init__(self) -> None:
+        self.plans: dict[str, Counted] = {}
+        self._taken: dict[str, set[int]] = {}
+
+    def is_free(self, plan: str, numbers: Iterable[int]) -> bool:
+        """Whether none of these leases has been counted, or is about to be."""
+        counted, taken = self.plans.get(plan), self._taken.get(plan, ())
+        return not any((counted is not None and number in counted) or number in taken for number in numbers)
+
+    def take(self, plan: str, numbers: Iterable[int]) -> None:
+        self._taken.setdefault(plan, set()).update(numbers)
+
+    def count(self, plan: str, numbers: Iterable[int]) -> None:
+        """An entry that completes these leases is made. Safe to repeat."""
+        counted, taken = self.plans.setdefault(plan, Counted()), self._taken.get(plan, set())
+        for number in numbers:
+            counted.add(number)
+            taken.discard(number)
+
+    def give_up(self, plan: str | None = None, numbers: Iterable[int] = ()) -> None:
+        """What was taken, or these of it, will not be in an entry of ours."""
+        if plan is None:
+            self._taken.clear()
+        else:
+            self._taken.get(plan, set()).difference_update(numbers)
+
+    def dump(self) -> dict[str, list[object]]:
+        return {plan: [counted.floor, sorted(counted.above)] for plan, counted in self.plans.items()}
+
+    def load(self, dumped: dict[str, list[object]]) -> None:
+        self._taken.clear()
+        self.plans = {plan: Counted(floor, above) for plan, (floor, above) in dumped.items()}  # type: ignore[arg-type]

@@ -1,0 +1,172 @@
+"""The book of one plan: which pieces are to be given out, who holds which, and which are done.
+
+A piece is *open* (to be given out), *held* (somebody works on it), *doubted* (whoever held it is gone: the servers are
+asked whether it counts) or *done*. An epoch is over when all its pieces are done, and the next one begins.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from windlass._wire.messages import Plan
+from windlass.consistency import Counted
+from windlass.types import Incarnation, KeyId
+
+SLOW_FACTOR = 4.0
+SLOW_SECONDS = 2.0
+"""Whoever holds a piece for longer than this, and than SLOW_FACTOR times what pieces take, is slow: when nothing else
+is left, somebody else gets the piece, too."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What all workers together take for one step, and who has had a share of it."""
+
+    pool: deque[int]
+    served: set[Incarnation] = field(default_factory=set)
+
+
+class Book:
+    def __init__(self, plan: Plan, counted: Counted) -> None:
+        """`counted` is what the servers have of it: all of it is done, and what is missing below the highest of it is
+        likely to be under way, so it is given out last."""
+        self.plan = plan
+        self.keys: set[KeyId] = set()
+        self.epoch = counted.floor // plan.pieces if plan.pieces else plan.epochs
+        self.done: set[int] = set()
+        self.held: dict[int, dict[Incarnation, float]] = {}  # by piece: who has it, since when
+        self.doubted: set[int] = set()
+        self._open: deque[int] = deque()
+        self._steps: deque[Step] = deque()
+        self._usual_seconds = 0.0
+        if not self.is_over:
+            self._begin_epoch(counted)
+
+    @property
+    def is_over(self) -> bool:
+        return self.epoch >= self.plan.epochs
+
+    @property
+    def is_epoch_done(self) -> bool:
+        """Whether all pieces of the epoch are done, as far as the workers' word goes."""
+        return not (self._open or self.held or self.doubted or any(step.pool for step in self._steps))
+
+    def _begin_epoch(self, counted: Counted) -> None:
+        first = self.epoch * self.plan.pieces
+        pieces = range(first, first + self.plan.pieces)
+        self.done = {piece for piece in pieces if piece in counted}
+        highest = max(self.done, default=first)
+        left = [piece for piece in pieces if piece not in self.done]
+        self._open = deque(sorted(left, key=lambda piece: (piece < highest, piece)))
+        self._steps.clear()
+
+    def end_epoch(self) -> None:
+        self.epoch += 1
+        self.done.clear()
+        if not self.is_over:
+            self._begin_epoch(Counted())
+
+    # --- giving out ---------------------------------------------------------------------------------------------------
+
+    def give(self, who: Incarnation, now: float, crew: Collection[Incarnation]) -> tuple[int, ...]:
+        """What this worker does next; nothing, if there is nothing for it now."""
+        if self.plan.step_pieces:
+            pieces = self._share(who, crew)
+        elif self._open:
+            pieces = (self._open.popleft(),)
+        else:
+            pieces = self._copy_of_slow(who, now)
+        for piece in pieces:
+            self.held.setdefault(piece, {})[who] = now
+        return pieces
+
+    def _share(self, who: Incarnation, crew: Collection[Incarnation]) -> tuple[int, ...]:
+        """Its part of the oldest step that it has had none of: as many as everybody's who is still to come."""
+        self._drop_finished_steps(crew)
+        for step in self._steps:
+            if step.pool and who not in step.served:
+                return self._serve(step, who, crew)
+        if not self._open:
+            return ()
+        step = Step(deque(self._open.popleft() for _ in range(min(self.plan.step_pieces, len(self._open)))))
+        self._steps.append(step)
+        return self._serve(step, who, crew)
+
+    def _serve(self, step: Step, who: Incarnation, crew: Collection[Incarnation]) -> tuple[int, ...]:
+        to_come = max(1, sum(one not in step.served for one in crew))
+        step.served.add(who)
+        return tuple(step.pool.popleft() for _ in range(-(-len(step.pool) // to_come)))
+
+    def _drop_finished_steps(self, crew: Collection[Incarnation]) -> None:
+        """Steps that everybody has had a share of. What is left of one, because somebody left, is given out next."""
+        for step in [step for step in self._steps if step.served.issuperset(crew) or not step.pool]:
+            self._steps.remove(step)
+            self._open.extendleft(reversed(step.pool))
+
+    def _copy_of_slow(self, who: Incarnation, now: float) -> tuple[int, ...]:
+        """A piece that somebody has held for too long: the first of the two to be counted counts."""
+        limit = max(SLOW_SECONDS, SLOW_FACTOR * self._usual_seconds)
+        for piece, holders in self.held.items():
+            if who not in holders and len(holders) == 1 and now - next(iter(holders.values())) > limit:
+                return (piece,)
+        return ()
+
+    # --- taking back --------------------------------------------------------------------------------------------------
+
+    def finish(self, who: Incarnation, pieces: Iterable[int], now: float) -> None:
+        """A worker's pushes for these are acknowledged."""
+        for piece in pieces:
+            holders = self.held.pop(piece, {})
+            if who in holders:
+                took = now - holders[who]
+                self._usual_seconds = took if not self._usual_seconds else 0.8 * self._usual_seconds + 0.2 * took
+            if self._is_of_epoch(piece):
+                self.done.add(piece)
+                self.doubted.discard(piece)
+                self._withdraw(piece)
+
+    def claim(self, who: Incarnation, pieces: Iterable[int], now: float) -> None:
+        """A worker holds these, and no others: it may have been given them by the scheduler before this one."""
+        pieces = set(pieces)
+        for piece in pieces:
+            if self._is_of_epoch(piece) and piece not in self.done:
+                self.held.setdefault(piece, {}).setdefault(who, now)
+                self._withdraw(piece)
+        self._let_go(who, lambda piece: piece not in pieces)
+
+    def lose(self, who: Incarnation) -> None:
+        """A worker is gone: whether what it held counts, the servers know."""
+        self.doubted |= set(self._let_go(who, lambda piece: True, gives_back=False))
+
+    def settle(self, pieces: Iterable[int], counted: Collection[int]) -> None:
+        """The servers have told which of these count; the others are given out again, first of all."""
+        for piece in sorted(pieces, reverse=True):
+            self.doubted.discard(piece)
+            self.done.discard(piece)
+            if piece in counted:
+                self.done.add(piece)
+            elif piece not in self.held:
+                self._open.appendleft(piece)
+
+    def _let_go(self, who: Incarnation, which: Callable[[int], bool], *, gives_back: bool = True) -> list[int]:
+        """Take pieces from a worker; those that nobody else holds."""
+        left = []
+        for piece in [piece for piece, holders in self.held.items() if who in holders and which(piece)]:
+            del self.held[piece][who]
+            if not self.held[piece]:
+                del self.held[piece]
+                left.append(piece)
+        if gives_back:
+            self._open.extendleft(reversed(left))
+        return left
+
+    def _withdraw(self, piece: int) -> None:
+        """Do not give it out, if that is still to come."""
+        for pool in (self._open, *(step.pool for step in self._steps)):
+            if piece in pool:
+                pool.remove(piece)
+
+    def _is_of_epoch(self, piece: int) -> bool:
+        return piece // self.plan.pieces == self.epoch

@@ -1,0 +1,42 @@
+"""The scheduler as it lives in the manager's process: two state machines behind one door.
+
+The manager and the scheduler know nothing of each other. What nodes send for leased work goes to the one, everything
+else to the other; a generation that the manager publishes is told to the scheduler before it is told to anyone.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, Protocol, TypeVar
+
+from windlass._wire import messages as m
+from windlass._wire.effects import Effect, Event, Received, Send, Tick
+from windlass.scheduler.state import SchedulerState
+from windlass.types import MANAGER
+
+
+class Machine(Protocol):
+    def handle(self, event: Event, now: float) -> list[Effect]: ...
+
+
+M = TypeVar("M", bound=Machine)
+
+
+class Hosted(Generic[M]):
+    """A manager with a scheduler beside it."""
+
+    def __init__(self, manager: M) -> None:
+        self.manager = manager
+        self.scheduler = SchedulerState()
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, Received) and isinstance(event.message, m.Take | m.Tallied):
+            return self.scheduler.handle(event, now)
+        effects = self.manager.handle(event, now)
+        out: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Send) and isinstance(effect.message, m.Membership):
+                out += self.scheduler.handle(Received(MANAGER, effect.message), now)
+            out.append(effect)
+        if isinstance(event, Tick):
+            out += self.scheduler.handle(event, now)
+        return out

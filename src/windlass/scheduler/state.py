@@ -1,0 +1,235 @@
+"""The scheduler: gives out pieces of work, and sees to it that each is counted once. `handle(event, now) -> effects`.
+
+Whether a piece counts is for the servers to say: a push carries the pieces that it completes, and every shard counts
+each of them once. So whatever the scheduler forgets or gives out twice, no sample counts twice; what it must not do is
+forget one. It asks the servers when somebody who held pieces is gone, and before it calls an epoch done. It keeps
+nothing on disk: a new one asks the servers, and hears from the workers what they hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from windlass._wire import messages as m
+from windlass._wire.effects import Effect, Event, Log, Received, Send, Tick
+from windlass.consistency import Counted
+from windlass.scheduler.book import Book
+from windlass.scheduler.inquiry import Inquiry
+from windlass.types import Generation, Incarnation, KeyId, Node, Role
+
+REST_AFTER_SECONDS = 0.05
+"""How long who finds nothing to do is left to wait before it is told to rest: others may be done in a moment."""
+
+ANSWER_AFTER_SECONDS = 5.0
+"""How long one that rests is left without an answer: it asks again."""
+
+ASK_AGAIN_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A worker that waits for work."""
+
+    request: int
+    since: float
+    is_resting: bool
+
+
+@dataclass(slots=True)
+class _Work:
+    """A plan and those who wait for some of it. There is no book until the servers have told what is counted."""
+
+    plan: m.Plan
+    namespace: str
+    book: Book | None = None
+    inquiry: Inquiry | None = None
+    asked_at: float = 0.0
+    seen: set[KeyId] = field(default_factory=set)  # keys that know of it, as the servers say
+    asking: dict[Incarnation, _Asking] = field(default_factory=dict)
+    early: list[tuple[Incarnation, m.Take]] = field(default_factory=list)  # before there was a book
+
+
+class SchedulerState:
+    """One for all namespaces; each plan belongs to one, and is done by its workers."""
+
+    def __init__(self) -> None:
+        self.generation = Generation(0, 0)
+        self.workers: dict[Incarnation, Node] = {}
+        self.servers: set[Incarnation] = set()
+        self._works: dict[tuple[str, str], _Work] = {}
+        self._early: list[Received] = []  # before the first generation
+        self._next_ask = 1
+        self._now = 0.0
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        self._now = now
+        match event:
+            case Received(message=m.Take()):
+                return self._on_take(event)
+            case Received(peer=peer, message=m.Tallied() as tallied):
+                return self._on_tallied(peer, tallied)
+            case Received(message=m.Membership() as membership):
+                return self._on_membership(membership)
+            case Tick():
+                return self._on_tick()
+            case _:
+                return []
+
+    # --- workers ------------------------------------------------------------------------------------------------------
+
+    def _on_take(self, event: Received) -> list[Effect]:
+        peer, take = event.peer, event.message
+        assert isinstance(take, m.Take)
+        if not self.generation.number:
+            self._early.append(event)
+            return []
+        if peer not in self.workers:
+            return []  # its generation is over, or still to come: it asks again then
+        namespace = self.workers[peer].namespace
+        problem = _problem(take.plan)
+        work = self._works.get((namespace, take.plan.name))
+        if work is not None and work.plan != take.plan:
+            problem = f"batches('{take.plan.name}') was begun as {_words(work.plan)}, got {_words(take.plan)}"
+        if problem:
+            return [Send(peer, m.Refused(request=take.request, is_usage=True, reason=problem))]
+        effects: list[Effect] = []
+        if work is None:
+            work = self._works[(namespace, take.plan.name)] = _Work(take.plan, namespace)
+            effects += self._inquire(work, None)
+        if work.book is None:
+            work.early.append((peer, take))
+            return effects
+        return effects + self._take(work, work.book, peer, take)
+
+    def _take(self, work: _Work, book: Book, peer: Incarnation, take: m.Take) -> list[Effect]:
+        book.keys |= set(take.keys)
+        book.finish(peer, take.done, self._now)
+        book.claim(peer, take.held, self._now)
+        if take.is_leaving:
+            return [Send(peer, m.Granted(request=take.request, is_over=True)), *self._go_on(work, book)]
+        work.asking[peer] = _Asking(take.request, self._now, take.is_resting)
+        return self._go_on(work, book)
+
+    def _go_on(self, work: _Work, book: Book) -> list[Effect]:
+        """Answer everybody who can be answered now."""
+        effects: list[Effect] = []
+        if work.inquiry is None and book.doubted:
+            effects += self._inquire(work, frozenset(book.doubted))
+        if work.inquiry is None and not book.is_over and book.is_epoch_done:
+            effects += self._inquire(work, frozenset(book.done))
+        crew = [who for who, node in self.workers.items() if node.namespace == work.namespace]
+        for peer, asking in list(work.asking.items()):
+            if book.is_over:
+                effects.append(Send(peer, m.Granted(request=asking.request, keys=tuple(book.keys), is_over=True)))
+                del work.asking[peer]
+                continue
+            pieces = book.give(peer, self._now, crew)
+            patience = ANSWER_AFTER_SECONDS if asking.is_resting else REST_AFTER_SECONDS
+            if pieces or self._now - asking.since >= patience:
+                granted = m.Granted(request=asking.request, pieces=pieces, keys=tuple(sorted(book.keys)))
+                effects.append(Send(peer, granted))
+                del work.asking[peer]
+        return effects
+
+    # --- servers ------------------------------------------------------------------------------------------------------
+
+    def _inquire(self, work: _Work, pieces: frozenset[int] | None) -> list[Effect]:
+        """Ask the servers about these pieces. Where no push is known to carry any, the workers' word is all there
+        is."""
+        book = work.book
+        keys = tuple(sorted(book.keys if book is not None else work.seen))
+        if book is not None and pieces is not None and not keys:
+            return self._settle(work, book, pieces, Counted(above=book.done))
+        work.inquiry = Inquiry(self._next_ask, work.plan.name, keys, pieces)
+        work.asked_at = self._now
+        self._next_ask += 1
+        return [Send(server, work.inquiry.message) for server in sorted(self.servers)]
+
+    def _on_tallied(self, peer: Incarnation, tallied: m.Tallied) -> list[Effect]:
+        for work in self._works.values():
+            inquiry = work.inquiry
+            if inquiry is None or inquiry.ask != tallied.ask:
+                continue
+            inquiry.hear(peer, tallied)
+            if not inquiry.is_answered(self.servers):
+                if inquiry.is_heard(self.servers) and not inquiry.keys:  # now ask those, too, who know nothing of it
+                    work.seen = inquiry.seen
+                    return self._inquire(work, None)
+                return []
+            work.inquiry = None
+            if work.book is None:
+                return self._open(work, inquiry.counted)
+            pieces = inquiry.pieces or frozenset()
+            counted = inquiry.counted if inquiry.seen else Counted(above=pieces)  # the keys were deleted
+            return self._settle(work, work.book, pieces, counted)
+        return []
+
+    def _open(self, work: _Work, counted: Counted) -> list[Effect]:
+        book = work.book = Book(work.plan, counted)
+        effects: list[Effect] = []
+        early, work.early = work.early, []
+        for peer, take in early:
+            if peer in self.workers:
+                effects += self._take(work, book, peer, take)
+        return effects
+
+    def _settle(self, work: _Work, book: Book, pieces: frozenset[int], counted: Counted) -> list[Effect]:
+        was_end = book.is_epoch_done
+        missing = sorted(piece for piece in pieces if piece not in counted)
+        book.settle(pieces, [piece for piece in pieces if piece in counted])
+        effects: list[Effect] = []
+        if missing:
+            some = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
+            effects.append(Log("info", f"'{work.plan.name}': {len(missing)} pieces are given out again ({some})"))
+        elif was_end and book.is_epoch_done:
+            book.end_epoch()
+            end = "the last epoch" if book.is_over else f"epoch {book.epoch - 1}"
+            effects.append(Log("info", f"'{work.plan.name}': {end} is done: every sample was counted once"))
+        return effects + self._go_on(work, book)
+
+    # --- members ------------------------------------------------------------------------------------------------------
+
+    def _on_membership(self, membership: m.Membership) -> list[Effect]:
+        generation = Generation(membership.term, membership.number)
+        if generation <= self.generation:
+            return []
+        self.generation = generation
+        before = self.workers
+        self.workers = {node.incarnation: node for node in membership.nodes if node.role is Role.WORKER}
+        self.servers = {node.incarnation for node in membership.nodes if node.role is Role.SERVER}
+        effects: list[Effect] = []
+        for work in self._works.values():
+            for who in before.keys() - self.workers.keys():
+                work.asking.pop(who, None)
+                if work.book is not None:
+                    work.book.lose(who)
+            effects += self._ask_again(work)
+            if work.book is not None:
+                effects += self._go_on(work, work.book)
+        early, self._early = self._early, []
+        for event in early:
+            effects += self._on_take(event)
+        return effects
+
+    def _on_tick(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for work in self._works.values():
+            if work.inquiry is not None and self._now - work.asked_at >= ASK_AGAIN_SECONDS:
+                effects += self._ask_again(work)
+            if work.book is not None:
+                effects += self._go_on(work, work.book)
+        return effects
+
+    def _ask_again(self, work: _Work) -> list[Effect]:
+        return [] if work.inquiry is None else self._inquire(work, work.inquiry.pieces)
+
+
+def _problem(plan: m.Plan) -> str:
+    if plan.size < 0 or plan.batch_size < 1 or plan.epochs < 0 or plan.step_pieces < 0:
+        return f"batches('{plan.name}') expects sizes of at least 1, got {_words(plan)}"
+    return ""
+
+
+def _words(plan: m.Plan) -> str:
+    together = f", {plan.step_pieces} batches a step" if plan.step_pieces else ""
+    return f"{plan.size} samples in batches of {plan.batch_size}, {plan.epochs} epochs{together}"

@@ -1,0 +1,134 @@
+"""Whom a shard counts on: the workers that attach to it, rest, and come back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+from windlass._wire import messages as m
+from windlass._wire.effects import Effect, Send
+from windlass.consistency import Ledger
+from windlass.server.answers import Answers
+from windlass.server.units import Rest, Start, Unit
+from windlass.types import Generation, Incarnation
+
+
+class Crew(Answers):
+    """The part of a shard that knows who takes part in it; what it holds is the shard's."""
+
+    ledger: Ledger
+    resting: set[Incarnation]
+    _crew: tuple[Generation, dict[Incarnation, str]] | None
+
+    @property
+    def live(self) -> Mapping[Incarnation, str]:
+        """The workers of the key's namespace."""
+        return self.members.of(self.spec.namespace)
+
+    @property
+    def crew(self) -> Mapping[Incarnation, str]:
+        """Those of them whose pushes are waited for: not who rests, nor who came late and has not begun here."""
+        known = self._crew
+        if known is None or known[0] != self.members.generation:
+            late, begun, resting = self.members.late, self.clocks.received, self.resting
+            crew = {
+                who: name for who, name in self.live.items()
+                if who not in resting and (who not in late or who in begun)
+            }  # fmt: skip
+            known = self._crew = (self.members.generation, crew)
+        return known[1]
+
+    def attach(self, peer: Incarnation, request: int, clock: int) -> list[Effect]:
+        if clock >= 0:  # the keeper has named it
+            return self.queue([Start(peer, clock, request)])
+        self._attaching.append((peer, request))
+        return self.answer_attaching()
+
+    def answer_attaching(self) -> list[Effect]:
+        if not self._attaching or not self.log.is_head:
+            return []
+        if not self.is_ready:
+            return self._ask_for_first_value()
+        waiting, self._attaching = self._attaching, []
+        effects: list[Effect] = []
+        for peer, request in waiting:
+            if peer in self.members.live:
+                effects += self.queue([Start(peer, self._clock_for(peer), request)])
+            else:
+                effects.append(Send(peer, m.Done(request=request, detail=0)))
+        return effects
+
+    def _clock_for(self, peer: Incarnation) -> int:
+        """Where a worker begins here: where it stopped; or, if it comes anew or has rested, where the others are."""
+        received = self.clocks.received.get(peer)
+        if received is not None and peer not in self.resting:
+            return received
+        return max(self.first_clock(), received or 0)
+
+    def _start(self, unit: Start) -> list[Effect]:
+        is_new = unit.who not in self.clocks.received or unit.who in self.resting
+        if is_new:
+            self.resting.discard(unit.who)
+            self.clocks.restart(unit.who, unit.clock)
+            self._crew = None
+        if unit.request is None:
+            return []
+        effects: list[Effect] = []
+        if is_new:
+            effects += self.log.seal(m.LogEntry(kind=m.Kind.START, who=unit.who, clock=unit.clock))
+        return [*effects, Send(unit.who, m.Done(request=unit.request, detail=unit.clock))]
+
+    def rest(self, peer: Incarnation, request: int) -> list[Effect]:
+        """This worker has nothing to push for a while."""
+        return self.queue([Rest(peer, request)])
+
+    def _rest(self, unit: Rest) -> list[Effect]:
+        is_new = unit.who not in self.resting
+        self.resting.add(unit.who)
+        self._crew = None
+        if unit.request is None:
+            return []
+        effects: list[Effect] = []
+        if is_new:
+            effects += self.log.seal(m.LogEntry(kind=m.Kind.REST, who=unit.who))
+        return [*effects, Send(unit.who, m.Done(request=unit.request)), *self.on_fewer()]
+
+    def tally(self, tally: m.Tally) -> m.Tallied:
+        """What is counted here of a plan's leases; a floor of -1, if that is not ours to say."""
+        counted = self.ledger.plans.get(tally.plan)
+        floor, above = (counted.floor, tuple(sorted(counted.above))) if counted is not None else (0, ())
+        if not self.log.is_head:
+            floor, above = -1, ()
+        return m.Tallied(
+            ask=tally.ask, key=self.id, shard=self.number, num_shards=self.num_shards, floor=floor, above=above
+        )
+
+    def _ask_for_first_value(self) -> list[Effect]:
+        """The lowest rank gives the first value before it attaches. If it waits here, whose task that was has died:
+        a clock of -1 tells it that the task is now its own."""
+        lowest = min(self.live, key=self.members.rank, default=None)
+        for waiting in self._attaching:
+            if waiting[0] == lowest:
+                self._attaching.remove(waiting)
+                return [Send(lowest, m.Done(request=waiting[1], detail=-1))]
+        return []
+
+    number: int
+    num_shards: int
+
+    @property
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether the first value is here."""
+
+    @abstractmethod
+    def queue(self, units: Sequence[Unit]) -> list[Effect]:
+        """Do these, in order with what is queued."""
+
+    @abstractmethod
+    def first_clock(self) -> int:
+        """Where a worker starts that joined after the key was made."""
+
+    @abstractmethod
+    def on_fewer(self) -> list[Effect]:
+        """Somebody is not waited for any more."""

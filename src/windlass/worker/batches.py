@@ -1,0 +1,203 @@
+"""Leased work as a worker sees it: an iterator of batches, each of which is somebody's once, and counted once.
+
+A worker asks the scheduler for pieces, and tells it at the same time which ones are done: those whose pushes are
+acknowledged. When there is nothing to do for it at the moment, because others still work on the last pieces of an
+epoch, it *rests* on the keys that the work is pushed to, so that no round waits for it, and takes its place again when
+there is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from windlass._wire import messages as m
+from windlass.errors import UsageError
+from windlass.types import MANAGER, Array, Lease
+from windlass.worker.task import Task
+
+if TYPE_CHECKING:
+    from windlass.worker.store import Store
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Batch:
+    """Some samples of a data set, leased to this worker. `X[batch.indices]` are they.
+
+    `weight` is the batch's part of a whole step: the gradient of its mean loss, times this, summed over all batches of
+    the step, is the gradient of the step's mean loss. Without `global_batch` it is 1. `is_last` tells that it is this
+    worker's last one of the step: then push.
+    """
+
+    plan: str
+    epoch: int
+    number: int
+    indices: Indices
+    weight: float = 1.0
+    is_last: bool = True
+    share: tuple[int, ...] = ()  # the pieces of this step that are this worker's
+    tasks: list[Task] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self.indices if dtype is None else self.indices.astype(dtype)
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.number} of '{self.plan}' | epoch {self.epoch}, {len(self)} samples>"
+
+
+def lease_of(completes: Batch | Sequence[Batch] | None) -> Lease | None:
+    """What a push completes, as it travels."""
+    if completes is None:
+        return None
+    batches = [completes] if isinstance(completes, Batch) else list(completes)
+    for batch in batches:
+        if not isinstance(batch, Batch):
+            raise UsageError(f"completes expects a batch of store.batches(), or several, got {type(batch).__name__}")
+        if batch.plan != batches[0].plan:
+            raise UsageError(f"completes expects batches of one plan, got '{batches[0].plan}' and '{batch.plan}'")
+    if not batches:
+        return None
+    if not batches[-1].is_last:
+        raise UsageError(f"{batches[-1]!r} is not the last of its step: push once, when batch.is_last")
+    numbers = dict.fromkeys(number for batch in batches for number in batch.share)
+    return Lease(batches[0].plan, tuple(numbers))
+
+
+class Batches:
+    """Iterates over this worker's part of the work, until all of it is done by everybody. One thread uses it."""
+
+    def __init__(self, store: Store, plan: m.Plan, *, shuffle: bool, seed: int) -> None:
+        self._store, self._plan = store, plan
+        self._shuffle, self._seed = shuffle, seed
+        self._share: deque[Batch] = deque()  # given to us and not begun
+        self._given: dict[int, Batch] = {}  # and not known to be done
+        self._order: tuple[int, Indices] = (-1, np.empty(0, np.int64))
+        self._resting: set[str] = set()
+        self.is_over = False
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if not self._share and not self.is_over:
+            self._take()
+        if not self._share:
+            raise StopIteration
+        batch = self._share.popleft()
+        self._store._leased.begun.append(batch)
+        return batch
+
+    def close(self) -> None:
+        """Give back what was not done. Safe to repeat; the end of the iteration does it, too."""
+        if not self.is_over and self._store.is_usable:
+            self.is_over = True
+            self._share.clear()
+            self._ask(is_leaving=True)
+            self._stop_resting()
+
+    def _take(self) -> None:
+        granted = self._ask()
+        while not granted.pieces and not granted.is_over:
+            self._rest(granted)
+            granted = self._ask()
+        self._stop_resting()
+        self.is_over = granted.is_over
+        last = len(granted.pieces) - 1
+        for at, piece in enumerate(granted.pieces):
+            batch = self._batch(piece, granted.pieces, is_last=at == last)
+            self._given[piece] = batch
+            self._share.append(batch)
+
+    def _ask(self, *, is_leaving: bool = False) -> m.Granted:
+        done = [number for number, batch in self._given.items() if all(task.is_done for task in batch.tasks)]
+        failed = {number for number in done if any(task.error for task in self._given[number].tasks)}
+        for number in done:
+            del self._given[number]
+        take = partial(
+            m.Take,
+            plan=self._plan,
+            done=tuple(number for number in done if number not in failed),
+            held=() if is_leaving else tuple(self._given),
+            keys=tuple(entry.key.id for entry in self._entries()),
+            is_resting=bool(self._resting),
+            is_leaving=is_leaving,
+        )
+        what = f"batches('{self._plan.name}')"
+        granted: m.Granted = self._store._client.request(MANAGER, lambda n: take(request=n), what)[0]
+        return granted
+
+    def _entries(self) -> list[Any]:
+        """The keys that this plan's pushes of this worker went to."""
+        names = self._store._leased.keys.get(self._plan.name, set())
+        return [self._store._entries[name] for name in sorted(names) if name in self._store._entries]
+
+    def _batch(self, piece: int, share: tuple[int, ...], *, is_last: bool) -> Batch:
+        plan = self._plan
+        epoch, place = divmod(piece, plan.pieces)
+        indices = self._order_of(epoch)[place * plan.batch_size : (place + 1) * plan.batch_size]
+        together = plan.step_pieces * plan.batch_size
+        weight = len(indices) / together if together else 1.0
+        return Batch(plan.name, epoch, piece, indices, weight, is_last, share if together else (piece,))
+
+    def _order_of(self, epoch: int) -> Indices:
+        if self._order[0] != epoch:
+            order = np.arange(self._plan.size)
+            if self._shuffle:
+                np.random.default_rng([self._seed, epoch]).shuffle(order)
+            self._order = (epoch, order)
+        return self._order[1]
+
+    # --- having nothing to do -----------------------------------------------------------------------------------------
+
+    def _rest(self, granted: m.Granted) -> None:
+        """Let nobody wait for us: on the keys of our own pushes, and on those of others' that we use, too."""
+        for batch in list(self._given.values()):
+            for task in batch.tasks:
+                task.wait()
+        ids = set(granted.keys)
+        mine = {entry.key.spec.name for entry in self._entries()}
+        for name, entry in list(self._store._entries.items()):
+            if (name in mine or entry.key.id in ids) and name not in self._resting:
+                self._store._rest(entry)
+                self._resting.add(name)
+
+    def _stop_resting(self) -> None:
+        resting, self._resting = self._resting, set()
+        for name in sorted(resting):
+            if name in self._store._entries:
+                self._store._stop_resting(self._store._entries[name])
+
+
+@dataclass(slots=True)
+class Leased:
+    """What a store knows of leased work: batches that were begun and not yet pushed, and where pushes went."""
+
+    begun: list[Batch] = field(default_factory=list)
+    keys: dict[str, set[str]] = field(default_factory=dict)  # by plan
+    plans: list[Batches] = field(default_factory=list)
+    run: int = 1  # plans of different runs are different work
+
+    def note(self, completes: Batch | Sequence[Batch], task: Task, names: Sequence[str]) -> None:
+        """A push was made that completes these."""
+        for batch in [completes] if isinstance(completes, Batch) else completes:
+            batch.tasks.append(task)
+            self.keys.setdefault(batch.plan, set()).update(names)
+
+    def close(self) -> None:
+        """A run is over: give back what was not done."""
+        plans, self.plans = self.plans, []
+        self.begun.clear()
+        self.keys.clear()
+        for plan in plans:
+            plan.close()

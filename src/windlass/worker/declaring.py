@@ -1,0 +1,176 @@
+"""Keys as a worker declares them, begins to use them, rests on them and comes back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from windlass._wire import messages as m
+from windlass.errors import UsageError
+from windlass.store.reduce import Reducer, reducer_rule
+from windlass.store.update import Updater, updater_rule
+from windlass.types import MANAGER, Array, Consistency, Generation, KeyId, KeySpec, Role
+from windlass.worker.arguments import check_declaration
+from windlass.worker.arrays import look
+from windlass.worker.client import Client
+from windlass.worker.entry import Entry
+from windlass.worker.ops import KeyInfo
+from windlass.worker.options import StoreOptions
+from windlass.worker.split import split
+
+RESERVED = "windlass/"
+
+
+class Declaring:
+    """The part of a store that knows its keys."""
+
+    def __init__(self, client: Client, options: StoreOptions, local: dict[str, object] | None) -> None:
+        self.options = options
+        self._client = client
+        self._local = local  # where reducers and updaters without an import path go; None where they cannot
+        self._entries: dict[str, Entry] = {}
+        self._locks: dict[str, threading.Lock] = {}
+
+    @property
+    def is_driver(self) -> bool:
+        return self._client.state.role is Role.DRIVER
+
+    def create(
+        self,
+        key: str,
+        value: Any,
+        *,
+        reduce: str | Reducer = "sum",
+        update: str | Updater = "assign",
+        consistency: Consistency | None = None,
+        priority: int = 0,
+    ) -> None:
+        """Declare a key with its first value, which is rank 0's; a key that exists keeps its own.
+
+        Every worker calls it, with the same declaration (else UsageError); it returns when the first value is in
+        place. Repeating it is harmless. On a link that is too slow for everything at once, keys of higher `priority`
+        travel first.
+        """
+        if isinstance(key, str) and key.startswith(RESERVED):
+            raise UsageError(f"'{key}': names that begin with '{RESERVED}' are the store's own")
+        self._create(key, value, reduce=reduce, update=update, consistency=consistency, priority=priority)
+
+    def _create(
+        self,
+        key: str,
+        value: Any,
+        *,
+        reduce: str | Reducer = "sum",
+        update: str | Updater = "assign",
+        consistency: Consistency | None = None,
+        priority: int = 0,
+    ) -> None:
+        like, flat = look(value, f"create('{key}')")
+        policy = consistency or self.options.consistency
+        check_declaration(key, update, policy, self.options.deterministic)
+        spec = KeySpec(
+            name=key,
+            shape=like.shape,
+            dtype=like.dtype,
+            reduce=reducer_rule(reduce, self._local),
+            update=updater_rule(update, self._local),
+            consistency=policy,
+            chunk_bytes=self.options.chunk_bytes,
+            priority=priority,
+        )
+        spec.check()
+        with self._opening(key):
+            declared, _ = self._client.request(MANAGER, lambda n: m.Declare(request=n, spec=spec), f"create('{key}')")
+            known = self._entries.get(key)
+            if known is None or known.key.id != declared.key:
+                if known is not None:
+                    self._client.disuse(known.key)
+                self._open(declared, like.kind, flat)
+
+    def _open(self, declared: m.Declared, kind: str, first: Array | None) -> Entry:
+        """Begin to use a declared key; rank 0, or the driver, gives it its first value."""
+        name = declared.spec.name
+        key = KeyInfo(declared.key, declared.spec, list(declared.chains))
+        self._client.use(key, Generation(declared.term, declared.number))
+        lost = self._client.state.lost_range(key)
+        if lost is not None:
+            raise lost
+        entry = Entry(key, kind, self._client.hub)
+        if first is not None and (self.is_driver or self._client.state.is_lowest):
+            self._give_first(entry, first)
+        if not self.is_driver:
+            what = f"create('{name}'), which waits for rank 0's value,"
+            while (clock := self._attach(key, what)) < 0:
+                if first is None:
+                    raise UsageError(f"'{name}' has no value yet; the lowest rank gives it, by create()")
+                self._give_first(entry, first)
+            self._begin_at(key, clock, f"create('{name}')")
+        self._entries[name] = entry
+        return entry
+
+    def _attach(self, key: KeyInfo, what: str) -> int:
+        done, _ = self._client.request((key, 0), lambda n: m.Attach(request=n, key=key.id, shard=0), what)
+        return int(done.detail)
+
+    def _begin_at(self, key: KeyInfo, clock: int, what: str) -> None:
+        """The keeper has named our clock: tell the other shards."""
+        key.clock = key.since = clock
+        for shard in range(1, len(key.chains)):
+            self._client.request(
+                (key, shard),
+                lambda n, shard=shard: m.Attach(request=n, key=key.id, shard=shard, clock=clock),  # type: ignore[misc]
+                what,
+            )
+
+    def _rest(self, entry: Entry) -> None:
+        """Let nobody wait for our pushes on this key; all that were made are acknowledged."""
+        key = entry.key
+        for shard in reversed(range(len(key.chains))):
+            self._client.request(
+                (key, shard),
+                lambda n, shard=shard: m.Detach(request=n, key=key.id, shard=shard),  # type: ignore[misc]
+                f"a rest on '{key.spec.name}'",
+            )
+
+    def _stop_resting(self, entry: Entry) -> None:
+        what = f"the return to '{entry.key.spec.name}'"
+        self._begin_at(entry.key, self._attach(entry.key, what), what)
+
+    def _give_first(self, entry: Entry, first: Array) -> None:
+        """Give the key its first value; the keeper last: when it has its part, everybody has."""
+        key = entry.key
+        for shard in reversed(key.whole):
+            self._give(entry, shard, first, 0, m.Init, f"the first value of '{key.spec.name}'")
+
+    def _give(
+        self, entry: Entry, shard: int, flat: Array, lo: int, kind: Callable[..., m.AnyMessage], what: str
+    ) -> None:
+        """Hand a shard its pieces of an array that begins at element lo, one message for each; one without any if
+        it holds none, so that it knows. Blocks."""
+        pieces = split(entry.key, lo, lo + flat.size)[shard]
+        single: list[tuple[m.Piece, ...]] = [(piece,) for piece in pieces]
+        for wanted in single or [()]:
+            parts, owned = entry.parts(flat, lo, {shard: wanted}, may_borrow=True)
+            [(_, blocks)] = parts[shard]
+            self._client.request(
+                (entry.key, shard),
+                lambda n, wanted=wanted: kind(request=n, key=entry.key.id, shard=shard, pieces=wanted),  # type: ignore[misc]
+                what,
+                data=blocks,
+            )
+            for block in owned:
+                self._client.hub.memory.free(block)
+
+    def delete(self, key: str) -> None:
+        """Forget a key, for everybody. Deleting what does not exist is harmless."""
+        known = self._entries.pop(key, None)
+        key_id = known.key.id if known is not None else KeyId(0)
+        if known is not None:
+            self._client.disuse(known.key)
+        self._client.request(MANAGER, lambda n: m.Forget(request=n, name=key, key=key_id), f"delete('{key}')")
+
+    def _opening(self, key: str) -> threading.Lock:
+        """Held while a key is opened: two threads that both began to count its pushes would take each other's for
+        ones sent twice."""
+        return self._locks.setdefault(key, threading.Lock())
