@@ -176,7 +176,8 @@ class Commit(Message, frozen=True):
 class Attach(Message, frozen=True):
     """Worker to keeper: I begin to use this key; at which clock do I start? Done's detail is the clock. The answer
     waits for the first value, so that no push can come before it. Then to the heads of the other shards, with that
-    clock: count me from here on."""
+    clock: count me from here on. A clock of -2 only asks: where is whoever has made most pushes? Who
+    then attaches with that clock is level with it, and nobody waits for what it has not pushed."""
 
     request: int
     key: KeyId
@@ -449,27 +450,38 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False)
         return -(-self.size // self.batch_size)
 
 
+class Waits(Enum):
+    """Whom the pushes and pulls of a plan wait for."""
+
+    NOBODY = "nobody"  # eventual keys
+    SLOWER = "slower"  # bounded keys: whoever has pushed less
+    ROUNDS = "rounds"  # sequential keys: everybody
+
+
 class Take(Message, frozen=True):
     """Worker to scheduler: I have completed `done`; `held` is what I still have; give me more. `keys` are those that my
-    pushes went to. With `is_resting` nobody waits for me on them: the answer may take its time."""
+    pushes went to. With `is_outside` nobody waits for me on them: the answer may take its time."""
 
     request: int
     plan: Plan
     done: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     keys: tuple[KeyId, ...] = ()
-    is_resting: bool = False
+    is_outside: bool = False
     is_leaving: bool = False  # it takes no more
+    waits: Waits = Waits.ROUNDS
 
 
 class Granted(Message, frozen=True):
-    """Scheduler to worker: these pieces are yours. None, and not `is_over`: there is nothing to do now; rest on `keys`
-    and ask again."""
+    """Scheduler to worker: these pieces are yours. None, and neither `is_over` nor `may_enter`: there is nothing to do
+    now; rest on `keys`, and ask again from outside. With `may_enter`, nobody pushes at the moment: begin on `keys`
+    again, and ask."""
 
     request: int
     pieces: tuple[int, ...] = ()
     keys: tuple[KeyId, ...] = ()
     is_over: bool = False
+    may_enter: bool = False
 
 
 class Tally(Message, frozen=True):

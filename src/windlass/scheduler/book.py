@@ -34,6 +34,7 @@ class Book:
         likely to be under way, so it is given out last."""
         self.plan = plan
         self.keys: set[KeyId] = set()
+        self.may_copy = False  # whether two may do the same work
         self.epoch = counted.floor // plan.pieces if plan.pieces else plan.epochs
         self.done: set[int] = set()
         self.held: dict[int, dict[Incarnation, float]] = {}  # by piece: who has it, since when
@@ -43,6 +44,11 @@ class Book:
         self._usual_seconds = 0.0
         if not self.is_over:
             self._begin_epoch(counted)
+
+    @property
+    def num_open(self) -> int:
+        """Pieces that could be given out now."""
+        return len(self._open) + sum(len(step.pool) for step in self._steps)
 
     @property
     def is_over(self) -> bool:
@@ -107,6 +113,8 @@ class Book:
 
     def _copy_of_slow(self, who: Incarnation, now: float) -> tuple[int, ...]:
         """A piece that somebody has held for too long: the first of the two to be counted counts."""
+        if not self.may_copy:
+            return ()
         limit = max(SLOW_SECONDS, SLOW_FACTOR * self._usual_seconds)
         for piece, holders in self.held.items():
             if who not in holders and len(holders) == 1 and now - next(iter(holders.values())) > limit:

@@ -8,45 +8,15 @@ nothing on disk: a new one asks the servers, and hears from the workers what the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Event, Log, Received, Send, Tick
 from windlass.consistency import Counted
 from windlass.scheduler.book import Book
 from windlass.scheduler.inquiry import Inquiry
-from windlass.types import Generation, Incarnation, KeyId, Node, Role
-
-REST_AFTER_SECONDS = 0.05
-"""How long who finds nothing to do is left to wait before it is told to rest: others may be done in a moment."""
-
-ANSWER_AFTER_SECONDS = 5.0
-"""How long one that rests is left without an answer: it asks again."""
+from windlass.scheduler.work import Work
+from windlass.types import Generation, Incarnation, Node, Role
 
 ASK_AGAIN_SECONDS = 0.5
-
-
-@dataclass(slots=True)
-class _Asking:
-    """A worker that waits for work."""
-
-    request: int
-    since: float
-    is_resting: bool
-
-
-@dataclass(slots=True)
-class _Work:
-    """A plan and those who wait for some of it. There is no book until the servers have told what is counted."""
-
-    plan: m.Plan
-    namespace: str
-    book: Book | None = None
-    inquiry: Inquiry | None = None
-    asked_at: float = 0.0
-    seen: set[KeyId] = field(default_factory=set)  # keys that know of it, as the servers say
-    asking: dict[Incarnation, _Asking] = field(default_factory=dict)
-    early: list[tuple[Incarnation, m.Take]] = field(default_factory=list)  # before there was a book
 
 
 class SchedulerState:
@@ -56,7 +26,7 @@ class SchedulerState:
         self.generation = Generation(0, 0)
         self.workers: dict[Incarnation, Node] = {}
         self.servers: set[Incarnation] = set()
-        self._works: dict[tuple[str, str], _Work] = {}
+        self._works: dict[tuple[str, str], Work] = {}
         self._early: list[Received] = []  # before the first generation
         self._next_ask = 1
         self._now = 0.0
@@ -94,46 +64,57 @@ class SchedulerState:
             return [Send(peer, m.Refused(request=take.request, is_usage=True, reason=problem))]
         effects: list[Effect] = []
         if work is None:
-            work = self._works[(namespace, take.plan.name)] = _Work(take.plan, namespace)
+            work = self._works[(namespace, take.plan.name)] = Work(take.plan, namespace, founders=self._crew(namespace))
             effects += self._inquire(work, None)
         if work.book is None:
             work.early.append((peer, take))
             return effects
         return effects + self._take(work, work.book, peer, take)
 
-    def _take(self, work: _Work, book: Book, peer: Incarnation, take: m.Take) -> list[Effect]:
+    def _take(self, work: Work, book: Book, peer: Incarnation, take: m.Take) -> list[Effect]:
         book.keys |= set(take.keys)
+        book.may_copy = take.waits is not m.Waits.ROUNDS
         book.finish(peer, take.done, self._now)
         book.claim(peer, take.held, self._now)
         if take.is_leaving:
-            return [Send(peer, m.Granted(request=take.request, is_over=True)), *self._go_on(work, book)]
-        work.asking[peer] = _Asking(take.request, self._now, take.is_resting)
+            work.leave(peer)
+            farewell = m.Granted(request=take.request, keys=tuple(sorted(book.keys)), is_over=True)
+            return [Send(peer, farewell), *self._go_on(work, book)]
+        work.come(peer, take, self._now)
         return self._go_on(work, book)
 
-    def _go_on(self, work: _Work, book: Book) -> list[Effect]:
+    def _go_on(self, work: Work, book: Book) -> list[Effect]:
         """Answer everybody who can be answered now."""
         effects: list[Effect] = []
         if work.inquiry is None and book.doubted:
             effects += self._inquire(work, frozenset(book.doubted))
         if work.inquiry is None and not book.is_over and book.is_epoch_done:
             effects += self._inquire(work, frozenset(book.done))
-        crew = [who for who, node in self.workers.items() if node.namespace == work.namespace]
-        for peer, asking in list(work.asking.items()):
-            if book.is_over:
-                effects.append(Send(peer, m.Granted(request=asking.request, keys=tuple(book.keys), is_over=True)))
+        keys = tuple(sorted(book.keys))
+        if book.is_over:
+            asking, work.asking = work.asking, {}
+            return effects + [
+                Send(peer, m.Granted(request=one.request, keys=keys, is_over=True)) for peer, one in asking.items()
+            ]
+        for peer in work.let_in(book):
+            request = work.asking.pop(peer).request
+            effects.append(Send(peer, m.Granted(request=request, keys=keys, may_enter=True)))
+        crew = self._crew(work.namespace)
+        for peer, one in list(work.asking.items()):
+            pieces = book.give(peer, self._now, crew) if work.may_work(peer, book) else ()
+            if pieces or work.must_answer(peer, book, self._now):
                 del work.asking[peer]
-                continue
-            pieces = book.give(peer, self._now, crew)
-            patience = ANSWER_AFTER_SECONDS if asking.is_resting else REST_AFTER_SECONDS
-            if pieces or self._now - asking.since >= patience:
-                granted = m.Granted(request=asking.request, pieces=pieces, keys=tuple(sorted(book.keys)))
-                effects.append(Send(peer, granted))
-                del work.asking[peer]
+                effects.append(Send(peer, m.Granted(request=one.request, pieces=pieces, keys=keys)))
+                if not pieces:
+                    work.outside.add(peer)
         return effects
+
+    def _crew(self, namespace: str) -> set[Incarnation]:
+        return {who for who, node in self.workers.items() if node.namespace == namespace}
 
     # --- servers ------------------------------------------------------------------------------------------------------
 
-    def _inquire(self, work: _Work, pieces: frozenset[int] | None) -> list[Effect]:
+    def _inquire(self, work: Work, pieces: frozenset[int] | None) -> list[Effect]:
         """Ask the servers about these pieces. Where no push is known to carry any, the workers' word is all there
         is."""
         book = work.book
@@ -164,7 +145,7 @@ class SchedulerState:
             return self._settle(work, work.book, pieces, counted)
         return []
 
-    def _open(self, work: _Work, counted: Counted) -> list[Effect]:
+    def _open(self, work: Work, counted: Counted) -> list[Effect]:
         book = work.book = Book(work.plan, counted)
         effects: list[Effect] = []
         early, work.early = work.early, []
@@ -173,7 +154,7 @@ class SchedulerState:
                 effects += self._take(work, book, peer, take)
         return effects
 
-    def _settle(self, work: _Work, book: Book, pieces: frozenset[int], counted: Counted) -> list[Effect]:
+    def _settle(self, work: Work, book: Book, pieces: frozenset[int], counted: Counted) -> list[Effect]:
         was_end = book.is_epoch_done
         missing = sorted(piece for piece in pieces if piece not in counted)
         book.settle(pieces, [piece for piece in pieces if piece in counted])
@@ -200,7 +181,7 @@ class SchedulerState:
         effects: list[Effect] = []
         for work in self._works.values():
             for who in before.keys() - self.workers.keys():
-                work.asking.pop(who, None)
+                work.leave(who)
                 if work.book is not None:
                     work.book.lose(who)
             effects += self._ask_again(work)
@@ -220,7 +201,7 @@ class SchedulerState:
                 effects += self._go_on(work, work.book)
         return effects
 
-    def _ask_again(self, work: _Work) -> list[Effect]:
+    def _ask_again(self, work: Work) -> list[Effect]:
         return [] if work.inquiry is None else self._inquire(work, work.inquiry.pieces)
 
 

@@ -28,7 +28,7 @@ class Answers(ABC):
     log: Log
     early: list[Received]
     _pins: Pins
-    _attaching: list[tuple[Incarnation, int]]
+    _attaching: list[tuple[Incarnation, int, bool]]
     _errors: dict[tuple[Incarnation, int], str]
 
     def pull(self, peer: Incarnation, pull: m.Pull) -> list[Effect]:

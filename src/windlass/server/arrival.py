@@ -25,6 +25,9 @@ class ArrivalShard(Shard):
     def first_clock(self) -> int:
         return self.clocks.lowest(self.crew)[0]
 
+    def last_clock(self) -> int:
+        return max((clock for who, clock in self.clocks.received.items() if who in self.live), default=0)
+
     def slot_version(self, slot: HeldSlot) -> int:
         return self.version
 

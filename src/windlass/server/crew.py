@@ -12,6 +12,9 @@ from windlass.server.answers import Answers
 from windlass.server.units import Rest, Start, Unit
 from windlass.types import Generation, Incarnation
 
+NAMED, LEVEL = -1, -2
+"""In place of the clock of an Attach: we name it; we only say where whoever has made most pushes is."""
+
 
 class Crew(Answers):
     """The part of a shard that knows who takes part in it; what it holds is the shard's."""
@@ -41,7 +44,7 @@ class Crew(Answers):
     def attach(self, peer: Incarnation, request: int, clock: int) -> list[Effect]:
         if clock >= 0:  # the keeper has named it
             return self.queue([Start(peer, clock, request)])
-        self._attaching.append((peer, request))
+        self._attaching.append((peer, request, clock == LEVEL))
         return self.answer_attaching()
 
     def answer_attaching(self) -> list[Effect]:
@@ -51,9 +54,12 @@ class Crew(Answers):
             return self._ask_for_first_value()
         waiting, self._attaching = self._attaching, []
         effects: list[Effect] = []
-        for peer, request in waiting:
-            if peer in self.members.live:
-                effects += self.queue([Start(peer, self._clock_for(peer), request)])
+        for peer, request, is_level in waiting:
+            if is_level:
+                highest = max(self.clocks.received.get(peer, 0), self.last_clock())
+                effects.append(Send(peer, m.Done(request=request, detail=highest)))
+            elif peer in self.members.live:
+                effects += self.queue([Start(peer, NAMED, request)])
             else:
                 effects.append(Send(peer, m.Done(request=request, detail=0)))
         return effects
@@ -66,17 +72,18 @@ class Crew(Answers):
         return max(self.first_clock(), received or 0)
 
     def _start(self, unit: Start) -> list[Effect]:
-        is_new = unit.who not in self.clocks.received or unit.who in self.resting
+        clock = self._clock_for(unit.who) if unit.clock == NAMED else unit.clock  # now: rounds were closed meanwhile
+        is_new = unit.who in self.resting or self.clocks.received.get(unit.who, -1) < clock
         if is_new:
             self.resting.discard(unit.who)
-            self.clocks.restart(unit.who, unit.clock)
+            self.clocks.restart(unit.who, clock)
             self._crew = None
         if unit.request is None:
             return []
         effects: list[Effect] = []
         if is_new:
-            effects += self.log.seal(m.LogEntry(kind=m.Kind.START, who=unit.who, clock=unit.clock))
-        return [*effects, Send(unit.who, m.Done(request=unit.request, detail=unit.clock))]
+            effects += self.log.seal(m.LogEntry(kind=m.Kind.START, who=unit.who, clock=clock))
+        return [*effects, Send(unit.who, m.Done(request=unit.request, detail=clock)), *self.on_fewer()]
 
     def rest(self, peer: Incarnation, request: int) -> list[Effect]:
         """This worker has nothing to push for a while."""
@@ -128,6 +135,10 @@ class Crew(Answers):
     @abstractmethod
     def first_clock(self) -> int:
         """Where a worker starts that joined after the key was made."""
+
+    @abstractmethod
+    def last_clock(self) -> int:
+        """Where whoever has made most pushes is."""
 
     @abstractmethod
     def on_fewer(self) -> list[Effect]:

@@ -12,7 +12,7 @@ from windlass.consistency.rounds import Contribution, StagedPiece
 from windlass.consistency.verdict import who_lacks
 from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
-from windlass.server.units import ROUND, Apply, End, HeldSlot, Order, Start
+from windlass.server.units import ROUND, Apply, End, HeldSlot, Order
 from windlass.store.dense import DenseSlot
 from windlass.types import Generation, Incarnation, Lease
 
@@ -37,6 +37,9 @@ class SequentialShard(Shard):
         return self.number == 0
 
     def first_clock(self) -> int:
+        return self.rounds.closed
+
+    def last_clock(self) -> int:
         return self.rounds.closed
 
     def slot_version(self, slot: HeldSlot) -> int:
@@ -129,8 +132,8 @@ class SequentialShard(Shard):
             is_last = report.round == self.rounds.closed and report.shard != self.number
             return self._close_again(report.shard) if is_last else []
         self._reports.report(report.shard, report.round, Generation(report.term, report.number), report.members)
-        if report.round != self.rounds.closed + 1:
-            return []
+        if report.round != self.rounds.closed + 1 or not self.rounds.is_ready(self.crew, self.clocks.received):
+            return []  # in the last case somebody has come since we reported ourselves
         agreed = self._reports.verdict(report.round, self.members.generation, self.members.live)
         if agreed is None:
             return []
@@ -232,10 +235,7 @@ class SequentialShard(Shard):
         self._ahead.clear()
 
     def on_fewer(self) -> list[Effect]:
-        return self.advance()
-
-    def _start(self, unit: Start) -> list[Effect]:
-        return super()._start(unit) + self.advance()  # who joins late owes the open rounds of a shard that lags none
+        return self.advance()  # who joins late, too, owes the open rounds of a shard that lags none
 
     def counts(self) -> dict[str, Any]:
         return super().counts() | {"members": list(self.rounds.members.get(self.version, ()))}

@@ -90,7 +90,7 @@ class Shard(Crew):
         self._errors: dict[tuple[Incarnation, int], str] = {}  # of pushes or rounds that have not ended
         self._refused: dict[tuple[Incarnation, int], str] = {}  # of the latest that ended so, to be told again
         self._ends: dict[tuple[Incarnation, int], End] = {}  # queued, not done
-        self._attaching: list[tuple[Incarnation, int]] = []
+        self._attaching: list[tuple[Incarnation, int, bool]] = []
         self._writes: dict[Incarnation, tuple[int, dict[m.Piece, Bytes]]] = {}  # the latest of each driver
         self._written: dict[Incarnation, int] = {}  # the number of each driver's last write that was committed
         for who in self.live:
@@ -376,7 +376,7 @@ class Shard(Crew):
             self._pins.retire(slot.dense.block)
         for end in self._ends.values():
             effects += [Send(who, self._ack(end.push[1], gone)) for who in end.acks]
-        effects += [Send(peer, m.Refused(request=ask, is_usage=True, reason=gone)) for peer, ask in self._attaching]
+        effects += [Send(peer, m.Refused(request=ask, is_usage=True, reason=gone)) for peer, ask, _ in self._attaching]
         return effects + self.log.dissolve()
 
     def leave(self) -> list[Effect]:

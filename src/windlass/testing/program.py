@@ -44,6 +44,7 @@ class Plan:
     num_seats: int  # workers that may ever be there, joiners included
     ranges: float  # how often a call is on a range
     waits: float  # how often a call is waited for at once
+    leased: m.Plan | None = None  # the work, where it is leased
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ class _Edge:
         return None
 
 
-@dataclass(slots=True)
+@dataclass
 class Program:
     """One worker's calls. `submit` hands work to its state machine; `now` stamps the log."""
 
@@ -71,6 +72,7 @@ class Program:
     rng: random.Random
     submit: Callable[[Op | Request], None]
     use: Callable[[KeyInfo, Generation], None]
+    is_pushing: Callable[[KeyInfo], bool]
     now: Callable[[], float]
     rank: Callable[[], int]
     is_shared: bool

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from windlass.server.held import inspect
+from windlass.testing.leases import lease_problems
 from windlass.types import MANAGER, Array, KeyId
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def at_rest(world: World) -> str:
     for server in world.servers.values():
         if server.me not in world.net.dead and server.me not in world.deposed:
             left += _left_on(world, server)
+    if world.plan.leased is not None and not left:
+        left += lease_problems(world, final_values(world))
     return "\n".join(left[:8])
 
 

@@ -11,9 +11,11 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Hangup, Later, LinkDown, Persist, Recycle, Send, Stop, Tick
 from windlass.manager.records import AnyRecord, Image, Term
 from windlass.manager.state import ManagerConfig, ManagerState
+from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
 from windlass.testing.faults import draw_faults, next_fault
 from windlass.testing.history import History, KeyShape, Pulled, WorkerLog
+from windlass.testing.leases import LeaseProgram
 from windlass.testing.network import Box, Network, PoisonedHeap
 from windlass.testing.program import Condition, Plan, Program, Reader
 from windlass.testing.rest import at_rest, final_values
@@ -55,6 +57,8 @@ class Limits:
     """Servers that are asked to leave."""
     restarts: int = 1
     """How often the manager dies, and another starts from what it has written down."""
+    leases: float = 0.0
+    """How often the workers do leased work, in place of pushes of their own."""
     large: float = 0.05
     """How often slots are so large that replies go from where they lie, under a pin, instead of by copy."""
 
@@ -111,7 +115,7 @@ class World:
             shards_per_server=rng.choice((1, 4)),
         )  # fmt: skip
         self.records: list[AnyRecord] = [Term(term=1)]  # the manager's journal
-        self.manager = ManagerState(config)
+        self.office = Hosted(ManagerState(config))
         self._manager_at = 0  # the step at which a dead manager's successor starts
         self._manager_by = 0.0  # and the time: before those who ask it something give up
         self._manager_seconds = 0.0  # its own clock, which runs while it waits for those who cannot come
@@ -142,9 +146,21 @@ class World:
             slot_size = 2100 if self.large else num_seats * clock
             shape = KeyShape(f"k{number}", rng.choice(limits.consistencies), slot_size, rng.randint(1, 4))
             keys.append(shape)
+        if limits.leases and rng.random() < limits.leases:
+            return self._lease_plan(keys, num_seats)
         order = [number for number in range(len(keys)) for _ in range(clock)]
         rng.shuffle(order)
         return Plan(keys, order, clock, num_seats, ranges=rng.choice((0.0, 0.5)), waits=rng.choice((0.2, 0.6, 1.0)))
+
+    def _lease_plan(self, keys: list[KeyShape], num_seats: int) -> Plan:
+        rng = self.rng
+        batch_size = rng.randint(1, 3)
+        leased = m.Plan(
+            name="work", size=rng.randint(1, 20), batch_size=batch_size, epochs=rng.randint(1, 2),
+            step_pieces=rng.choice((0, 0, 2, 4)),
+        )  # fmt: skip
+        shapes = [replace(shape, slot_size=max(1, leased.pieces * leased.epochs)) for shape in keys]
+        return Plan(shapes, [], 0, num_seats, ranges=0.0, waits=rng.choice((0.2, 0.6, 1.0)), leased=leased)
 
     def add_server(self) -> None:
         me = Incarnation(len(self.servers) + 1)
@@ -157,7 +173,9 @@ class World:
     def add_worker(self, *, is_joiner: bool) -> None:
         seat = sum(me != READER for me in self.workers)
         me, rank = Incarnation(FIRST_WORKER + seat), -1 if is_joiner else seat
-        self._add(me, m.Join(role=Role.WORKER, pid=int(me), addresses=(), rank=rank), Program, is_joiner=is_joiner)
+        is_late = is_joiner and self.plan.leased is not None
+        join = m.Join(role=Role.WORKER, pid=int(me), addresses=(), rank=rank, is_late=is_late)
+        self._add(me, join, Program if self.plan.leased is None else LeaseProgram, is_joiner=is_joiner)
 
     def _add_reader(self) -> WorkerNode:
         reader = self._add(READER, m.Join(role=Role.DRIVER, pid=int(READER), addresses=()), Reader, is_joiner=True)
@@ -174,14 +192,19 @@ class World:
         node = WorkerNode(WorkerState(me, join, ()), log)
         node.program = kind(
             self.plan, int(me) - FIRST_WORKER, log, random.Random(self.rng.random()),
-            submit=lambda work: self._submit(me, work), use=node.state.use, now=lambda: float(self.now),
-            rank=lambda: node.state.rank, is_shared=self.net.is_shared, is_joiner=is_joiner,
+            submit=lambda work: self._submit(me, work), use=node.state.use, is_pushing=node.state.is_pushing,
+            now=lambda: float(self.now), rank=lambda: node.state.rank,
+            is_shared=self.net.is_shared, is_joiner=is_joiner,
         )  # fmt: skip
         node.steps = node.program.run()
         node.waits_for = lambda: node.state.is_joined
         self.workers[me] = node
         self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
         return node
+
+    @property
+    def manager(self) -> ManagerState:
+        return self.office.manager
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -203,6 +226,8 @@ class World:
                     continue
                 if self.manager.is_recovering and rng.random() < 0.03:
                     self._try_patience()
+                if self.plan.leased is not None and rng.random() < 0.01:
+                    net.put(net.box(MANAGER, "tick"), Tick())
                 box = busy[int(rng.random() * len(busy))]
                 for _ in range(self.candidates - 1):
                     other = busy[int(rng.random() * len(busy))]
@@ -261,7 +286,7 @@ class World:
         self.records.append(Term(term=image.term + 1))
         self.tell(f"*** a manager starts, term {image.term + 1}")
         self.net.revive(MANAGER)
-        self.manager = ManagerState(replace(self.manager.config, term=image.term + 1), image)
+        self.office = Hosted(ManagerState(replace(self.manager.config, term=image.term + 1), image))
 
     def _try_patience(self) -> None:
         """Let the manager wait in vain for those who cannot come."""
@@ -302,6 +327,8 @@ class World:
             self._manager_seconds += LEASE_SECONDS
             self.net.put(self.net.box(MANAGER, "tick"), Tick())
         waiting = [me for me, worker in self.workers.items() if me not in self.net.dead and worker.state.has_work]
+        if waiting and self._num_pauses < MAX_PAUSES and self.plan.leased is not None:
+            self.net.put(self.net.box(MANAGER, "tick"), Tick())
         if waiting and self._num_pauses < MAX_PAUSES:
             self._num_pauses += 1
             self.seconds += ASK_AGAIN_SECONDS
@@ -326,9 +353,11 @@ class World:
             self._tick(node)
         if node == MANAGER:
             if isinstance(event, Tick) and not self.manager.is_recovering:
+                self._manager_seconds += self.rng.choice((0.1, 1.0, 6.0))
+                self._perform(node, self.office.scheduler.handle(event, self._manager_seconds))
                 return
             was_recovering = self.manager.is_recovering
-            self._perform(node, self.manager.handle(event, self._manager_seconds))
+            self._perform(node, self.office.handle(event, self._manager_seconds))
             if was_recovering and not self.manager.is_recovering:
                 self._count_out()
         elif node in self.servers:
@@ -407,7 +436,8 @@ class World:
             answered = [one for one in worker.log.events if not isinstance(one, Pulled) or one.responded]
             is_torn = worker.log.departed is not None and bool(self.net.shots.crashes or self.net.shots.deposed)
             logs.append(replace(worker.log, events=answered, may_be_torn=is_torn))
-        return History({shape.name: shape for shape in self.plan.keys}, logs, final_values(self))
+        judged = self.plan.keys if self.plan.leased is None else []
+        return History({shape.name: shape for shape in judged}, logs, final_values(self))
 
     def name(self, node: Incarnation) -> str:
         if node in (MANAGER, READER):

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from windlass._wire import messages as m
 from windlass.errors import UsageError
-from windlass.types import MANAGER, Array, Lease
+from windlass.types import MANAGER, Array, Bounded, Lease, Sequential
 from windlass.worker.task import Task
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Batches:
         self._share: deque[Batch] = deque()  # given to us and not begun
         self._given: dict[int, Batch] = {}  # and not known to be done
         self._order: tuple[int, Indices] = (-1, np.empty(0, np.int64))
+        self._is_outside = False
         self._resting: set[str] = set()
         self.is_over = False
 
@@ -103,16 +104,20 @@ class Batches:
         if not self.is_over and self._store.is_usable:
             self.is_over = True
             self._share.clear()
-            self._ask(is_leaving=True)
-            self._stop_resting()
+            self._end(self._ask(is_leaving=True))
 
     def _take(self) -> None:
         granted = self._ask()
         while not granted.pieces and not granted.is_over:
-            self._rest(granted)
+            if granted.may_enter:
+                self._enter(granted)
+            else:
+                self._rest(granted)
             granted = self._ask()
-        self._stop_resting()
-        self.is_over = granted.is_over
+        if granted.is_over:
+            self.is_over = True
+            self._end(granted)
+            return
         last = len(granted.pieces) - 1
         for at, piece in enumerate(granted.pieces):
             batch = self._batch(piece, granted.pieces, is_last=at == last)
@@ -130,12 +135,20 @@ class Batches:
             done=tuple(number for number in done if number not in failed),
             held=() if is_leaving else tuple(self._given),
             keys=tuple(entry.key.id for entry in self._entries()),
-            is_resting=bool(self._resting),
+            is_outside=self._is_outside,
             is_leaving=is_leaving,
+            waits=self._waits(),
         )
         what = f"batches('{self._plan.name}')"
         granted: m.Granted = self._store._client.request(MANAGER, lambda n: take(request=n), what)[0]
         return granted
+
+    def _waits(self) -> m.Waits:
+        """Whom this plan's pushes wait for."""
+        kept = [entry.key.spec.consistency for entry in self._entries()] or [self._store.options.consistency]
+        if any(isinstance(one, Sequential) for one in kept):
+            return m.Waits.ROUNDS
+        return m.Waits.SLOWER if any(isinstance(one, Bounded) for one in kept) else m.Waits.NOBODY
 
     def _entries(self) -> list[Any]:
         """The keys that this plan's pushes of this worker went to."""
@@ -162,21 +175,30 @@ class Batches:
 
     def _rest(self, granted: m.Granted) -> None:
         """Let nobody wait for us: on the keys of our own pushes, and on those of others' that we use, too."""
-        for batch in list(self._given.values()):
-            for task in batch.tasks:
-                task.wait()
-        ids = set(granted.keys)
-        mine = {entry.key.spec.name for entry in self._entries()}
-        for name, entry in list(self._store._entries.items()):
-            if (name in mine or entry.key.id in ids) and name not in self._resting:
+        self._is_outside = True
+        for name, entry in self._concerned(granted):
+            if name not in self._resting and self._waits() is not m.Waits.NOBODY:
                 self._store._rest(entry)
                 self._resting.add(name)
 
-    def _stop_resting(self) -> None:
-        resting, self._resting = self._resting, set()
-        for name in sorted(resting):
-            if name in self._store._entries:
-                self._store._stop_resting(self._store._entries[name])
+    def _enter(self, granted: m.Granted) -> None:
+        """Nobody pushes at the moment: begin on all keys at the same step."""
+        self._is_outside = False
+        for name, entry in self._concerned(granted):
+            if name in self._resting:
+                self._store._come_back(entry)
+        self._resting.clear()
+
+    def _end(self, granted: m.Granted) -> None:
+        """All is done, or we leave. Some have pushed more often than others: from here on all are level."""
+        self._resting.clear()
+        for _, entry in self._concerned(granted):
+            self._store._level(entry)
+
+    def _concerned(self, granted: m.Granted) -> list[tuple[str, Any]]:
+        ids = {*granted.keys, *(entry.key.id for entry in self._entries())}
+        found = [(name, entry) for name, entry in self._store._entries.items() if entry.key.id in ids]
+        return sorted(found, key=lambda one: one[1].key.id)  # all in the same order, so that none waits in a circle
 
 
 @dataclass(slots=True)

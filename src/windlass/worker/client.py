@@ -111,6 +111,10 @@ class Client:
             raise answer.error
         return answer.message, answer.data
 
+    def settle(self, key: KeyInfo) -> None:
+        """Wait until every push that was made on this key is acknowledged."""
+        self.wait(Settling(self.state, key))
+
     def post(self, send: Send) -> None:
         """Send one message that nobody answers."""
         with self._shield:
@@ -388,6 +392,18 @@ class Client:
         finally:
             self._turn.give()
         self._has_work.set()
+
+
+class Settling:
+    """The wait for the own pushes on a key."""
+
+    def __init__(self, state: WorkerState, key: KeyInfo) -> None:
+        self.text = f"the wait for the own pushes on '{key.spec.name}'"
+        self._state, self._key = state, key
+
+    @property
+    def is_done(self) -> bool:
+        return not self._state.is_pushing(self._key)
 
 
 class Answer:

@@ -20,6 +20,8 @@ from windlass.worker.options import StoreOptions
 from windlass.worker.split import split
 
 RESERVED = "windlass/"
+LEVEL = -2
+"""In place of the clock of an Attach: where is whoever has made most pushes?"""
 
 
 class Declaring:
@@ -109,14 +111,14 @@ class Declaring:
         self._entries[name] = entry
         return entry
 
-    def _attach(self, key: KeyInfo, what: str) -> int:
-        done, _ = self._client.request((key, 0), lambda n: m.Attach(request=n, key=key.id, shard=0), what)
+    def _attach(self, key: KeyInfo, what: str, clock: int = -1) -> int:
+        done, _ = self._client.request((key, 0), lambda n: m.Attach(request=n, key=key.id, shard=0, clock=clock), what)
         return int(done.detail)
 
-    def _begin_at(self, key: KeyInfo, clock: int, what: str) -> None:
+    def _begin_at(self, key: KeyInfo, clock: int, what: str, first: int = 1) -> None:
         """The keeper has named our clock: tell the other shards."""
         key.clock = key.since = clock
-        for shard in range(1, len(key.chains)):
+        for shard in range(first, len(key.chains)):
             self._client.request(
                 (key, shard),
                 lambda n, shard=shard: m.Attach(request=n, key=key.id, shard=shard, clock=clock),  # type: ignore[misc]
@@ -124,8 +126,9 @@ class Declaring:
             )
 
     def _rest(self, entry: Entry) -> None:
-        """Let nobody wait for our pushes on this key; all that were made are acknowledged."""
+        """Let nobody wait for our pushes on this key, once all that were made are acknowledged."""
         key = entry.key
+        self._client.settle(key)
         for shard in reversed(range(len(key.chains))):
             self._client.request(
                 (key, shard),
@@ -133,9 +136,16 @@ class Declaring:
                 f"a rest on '{key.spec.name}'",
             )
 
-    def _stop_resting(self, entry: Entry) -> None:
+    def _come_back(self, entry: Entry) -> None:
+        """Take our place again on a key that we have rested on."""
         what = f"the return to '{entry.key.spec.name}'"
         self._begin_at(entry.key, self._attach(entry.key, what), what)
+
+    def _level(self, entry: Entry) -> None:
+        """Be counted as having made as many pushes on a key as anybody, once all that were made are acknowledged."""
+        self._client.settle(entry.key)
+        what = f"the return to '{entry.key.spec.name}'"
+        self._begin_at(entry.key, self._attach(entry.key, what, LEVEL), what, first=0)
 
     def _give_first(self, entry: Entry, first: Array) -> None:
         """Give the key its first value; the keeper last: when it has its part, everybody has."""

@@ -115,6 +115,10 @@ class WorkerState:
     def has_work(self) -> bool:
         return bool(self.ops or self.requests)
 
+    def is_pushing(self, key: KeyInfo) -> bool:
+        """Whether a push on this key is not acknowledged."""
+        return bool(self._pushing.get(key.id)) or any(op.push is not None for op in key.queue)
+
     # --- submitting -------------------------------------------------------------------------------------------------
 
     def _submit(self, op: Op) -> list[Effect | Call]:
