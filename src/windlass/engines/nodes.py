@@ -61,7 +61,7 @@ def run_manager(channel: Channel, config: bytes) -> None:
             lease_seconds=node.options.lease_seconds,
             dead_pids=node.dead_pids,
         )
-        state = Hosted(ManagerState(manager, journal.image))
+        state = Hosted(ManagerState(manager, journal.image), journal.image.epochs)
         channel.send(hub.addresses)
         _run(Loop(state, hub, "manager", node.options.manager_tick_seconds, journal.append), channel)
 

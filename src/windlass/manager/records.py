@@ -8,11 +8,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from windlass._wire.messages import Move
+from windlass._wire.records import EpochDone, Record
 from windlass.types import Chain, Incarnation, KeyId, KeySpec, Node
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True, gc=False):
-    """Frozen, tagged, keyword-only. Fields are only ever added, at the end, with a default."""
 
 
 class Term(Record, frozen=True):
@@ -54,7 +51,7 @@ class Published(Record, frozen=True):
 
 NOBODY = Incarnation(0)
 
-AnyRecord = Term | NewKey | KeyPlaced | KeyDropped | Published
+AnyRecord = Term | NewKey | KeyPlaced | KeyDropped | Published | EpochDone
 
 
 class KeyImage(msgspec.Struct):
@@ -87,6 +84,7 @@ class Image:
         self.dead: set[Incarnation] = set()
         self.keys: dict[KeyId, KeyImage] = {}
         self.dropped: dict[KeyId, str] = {}
+        self.epochs: dict[tuple[str, str], int] = {}  # done, by namespace and plan
         for record in records:
             self.apply(record)
 
@@ -102,6 +100,8 @@ class Image:
                 self.keys[key].is_placed = True
             case KeyDropped(key=key):
                 self.dropped[key] = self.keys.pop(key).spec.name
+            case EpochDone(namespace=namespace, plan=plan, epochs=epochs):
+                self.epochs[(namespace, plan)] = epochs
             case Published():
                 self._publish(record)
 
@@ -125,6 +125,8 @@ class Image:
         if self.number:
             everybody = (*self.departed.values(), *self.nodes.values())
             yield Published(number=self.number, joined=everybody, left=tuple(self.departed), dead=tuple(self.dead))
+        for (namespace, plan), epochs in self.epochs.items():
+            yield EpochDone(namespace=namespace, plan=plan, epochs=epochs)
         for key, image in self.keys.items():
             yield from _doubts(key, image, self.number)
 

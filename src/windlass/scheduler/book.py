@@ -29,13 +29,14 @@ class Step:
 
 
 class Book:
-    def __init__(self, plan: Plan, counted: Counted) -> None:
-        """`counted` is what the servers have of it: all of it is done, and what is missing below the highest of it is
-        likely to be under way, so it is given out last."""
+    def __init__(self, plan: Plan, counted: Counted, epoch: int = 0) -> None:
+        """`counted` is what the servers have of it on the keys that they know of, and nobody may know of all: what is
+        of the epoch that is under way is doubted. What is missing below the highest of it is likely to be under way
+        now, so it is given out last."""
         self.plan = plan
         self.keys: set[KeyId] = set()
         self.may_copy = False  # whether two may do the same work
-        self.epoch = counted.floor // plan.pieces if plan.pieces else plan.epochs
+        self.epoch = epoch if plan.pieces else plan.epochs
         self.done: set[int] = set()
         self.held: dict[int, dict[Incarnation, float]] = {}  # by piece: who has it, since when
         self.doubted: set[int] = set()
@@ -62,9 +63,9 @@ class Book:
     def _begin_epoch(self, counted: Counted) -> None:
         first = self.epoch * self.plan.pieces
         pieces = range(first, first + self.plan.pieces)
-        self.done = {piece for piece in pieces if piece in counted}
-        highest = max(self.done, default=first)
-        left = [piece for piece in pieces if piece not in self.done]
+        self.doubted = {piece for piece in pieces if piece in counted}
+        highest = max(self.doubted, default=first)
+        left = [piece for piece in pieces if piece not in self.doubted]
         self._open = deque(sorted(left, key=lambda piece: (piece < highest, piece)))
         self._steps.clear()
 
@@ -124,11 +125,14 @@ class Book:
     # --- taking back --------------------------------------------------------------------------------------------------
 
     def finish(self, who: Incarnation, pieces: Iterable[int], now: float) -> None:
-        """A worker's pushes for these are acknowledged."""
+        """A worker's pushes for these are acknowledged. Who did the same work is done, too, where nobody waits for its
+        pushes."""
         for piece in pieces:
-            holders = self.held.pop(piece, {})
+            holders = self.held.get(piece, {})
             if who in holders:
-                took = now - holders[who]
+                took = now - holders.pop(who)
+                if self.may_copy or not holders:
+                    del self.held[piece]
                 self._usual_seconds = took if not self._usual_seconds else 0.8 * self._usual_seconds + 0.2 * took
             if self._is_of_epoch(piece):
                 self.done.add(piece)

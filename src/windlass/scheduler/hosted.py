@@ -6,6 +6,7 @@ else to the other; a generation that the manager publishes is told to the schedu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
 from windlass._wire import messages as m
@@ -24,9 +25,10 @@ M = TypeVar("M", bound=Machine)
 class Hosted(Generic[M]):
     """A manager with a scheduler beside it."""
 
-    def __init__(self, manager: M) -> None:
+    def __init__(self, manager: M, epochs: Mapping[tuple[str, str], int] | None = None) -> None:
+        """`epochs` is what the schedulers before this one have written down."""
         self.manager = manager
-        self.scheduler = SchedulerState()
+        self.scheduler = SchedulerState(epochs or {})
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         if isinstance(event, Received) and isinstance(event.message, m.Take | m.Tallied):

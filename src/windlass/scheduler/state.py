@@ -2,14 +2,17 @@
 
 Whether a piece counts is for the servers to say: a push carries the pieces that it completes, and every shard counts
 each of them once. So whatever the scheduler forgets or gives out twice, no sample counts twice; what it must not do is
-forget one. It asks the servers when somebody who held pieces is gone, and before it calls an epoch done. It keeps
-nothing on disk: a new one asks the servers, and hears from the workers what they hold.
+forget one. It asks the servers when somebody who held pieces is gone, and before it calls an epoch done. That an epoch
+is done is all that it writes down: for the rest a new one asks the servers, and hears from the workers what they hold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from windlass._wire import messages as m
-from windlass._wire.effects import Effect, Event, Log, Received, Send, Tick
+from windlass._wire.effects import Effect, Event, Log, Persist, Received, Send, Tick
+from windlass._wire.records import EpochDone
 from windlass.consistency import Counted
 from windlass.scheduler.book import Book
 from windlass.scheduler.inquiry import Inquiry
@@ -22,7 +25,9 @@ ASK_AGAIN_SECONDS = 0.5
 class SchedulerState:
     """One for all namespaces; each plan belongs to one, and is done by its workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, epochs: Mapping[tuple[str, str], int]) -> None:
+        """`epochs` are those that are done already of each namespace's plans."""
+        self._epochs = dict(epochs)
         self.generation = Generation(0, 0)
         self.workers: dict[Incarnation, Node] = {}
         self.servers: set[Incarnation] = set()
@@ -64,7 +69,8 @@ class SchedulerState:
             return [Send(peer, m.Refused(request=take.request, is_usage=True, reason=problem))]
         effects: list[Effect] = []
         if work is None:
-            work = self._works[(namespace, take.plan.name)] = Work(take.plan, namespace, founders=self._crew(namespace))
+            work = Work(take.plan, namespace, founders=self._crew(namespace), waits=take.waits)
+            self._works[(namespace, take.plan.name)] = work
             effects += self._inquire(work, None)
         if work.book is None:
             work.early.append((peer, take))
@@ -146,7 +152,7 @@ class SchedulerState:
         return []
 
     def _open(self, work: Work, counted: Counted) -> list[Effect]:
-        book = work.book = Book(work.plan, counted)
+        book = work.book = Book(work.plan, counted, self._epochs.get((work.namespace, work.plan.name), 0))
         effects: list[Effect] = []
         early, work.early = work.early, []
         for peer, take in early:
@@ -164,6 +170,8 @@ class SchedulerState:
             effects.append(Log("info", f"'{work.plan.name}': {len(missing)} pieces are given out again ({some})"))
         elif was_end and book.is_epoch_done:
             book.end_epoch()
+            record = EpochDone(namespace=work.namespace, plan=work.plan.name, epochs=book.epoch)
+            effects.append(Persist(record))
             end = "the last epoch" if book.is_over else f"epoch {book.epoch - 1}"
             effects.append(Log("info", f"'{work.plan.name}': {end} is done: every sample was counted once"))
         return effects + self._go_on(work, book)

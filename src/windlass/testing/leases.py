@@ -126,10 +126,11 @@ class LeaseProgram(Program):
         return self._start(op)
 
     def _look(self, shape: KeyShape, seen: Array, lease: Lease) -> None:
-        """Nothing is ever seen twice, and what one has pushed oneself is there, whoever's push it was that counted."""
+        """Nothing is ever seen twice, and what one has pushed oneself is there, whoever's push it was that counted. (Of
+        several pieces in one push, another's push may have counted some, and the rest is given out again.)"""
         for piece in range(shape.slot_size):
             counts = set(seen[piece :: shape.slot_size].tolist())
-            if not counts <= {0, 1} or (piece in lease.numbers and counts != {1}):
+            if not counts <= {0, 1} or (lease.numbers == (piece,) and counts != {1}):
                 self.wrong = self.wrong or f"'{shape.name}': piece {piece} was seen {sorted(counts)} times"
 
 

@@ -286,7 +286,7 @@ class World:
         self.records.append(Term(term=image.term + 1))
         self.tell(f"*** a manager starts, term {image.term + 1}")
         self.net.revive(MANAGER)
-        self.office = Hosted(ManagerState(replace(self.manager.config, term=image.term + 1), image))
+        self.office = Hosted(ManagerState(replace(self.manager.config, term=image.term + 1), image), image.epochs)
 
     def _try_patience(self) -> None:
         """Let the manager wait in vain for those who cannot come."""

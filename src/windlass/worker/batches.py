@@ -118,6 +118,7 @@ class Batches:
             self.is_over = True
             self._end(granted)
             return
+        self._is_outside = False
         last = len(granted.pieces) - 1
         for at, piece in enumerate(granted.pieces):
             batch = self._batch(piece, granted.pieces, is_last=at == last)
@@ -177,7 +178,9 @@ class Batches:
         """Let nobody wait for us: on the keys of our own pushes, and on those of others' that we use, too."""
         self._is_outside = True
         for name, entry in self._concerned(granted):
-            if name not in self._resting and self._waits() is not m.Waits.NOBODY:
+            if self._waits() is m.Waits.NOBODY:
+                self._store._client.settle(entry.key)  # what is done can be told
+            elif name not in self._resting:
                 self._store._rest(entry)
                 self._resting.add(name)
 

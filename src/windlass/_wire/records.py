@@ -1,0 +1,17 @@
+"""What is written into the manager's journal, as far as more than the manager does so."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True, gc=False):
+    """Frozen, tagged, keyword-only. Fields are only ever added, at the end, with a default."""
+
+
+class EpochDone(Record, frozen=True):
+    """So many epochs of a plan of leased work are done: the servers have confirmed every piece of them."""
+
+    namespace: str
+    plan: str
+    epochs: int
