@@ -472,6 +472,16 @@ class Take(Message, frozen=True):
     waits: Waits = Waits.ROUNDS
 
 
+class Holding(Message, frozen=True):
+    """Worker to scheduler, on every new link: these pieces of a plan are mine; the scheduler that gave them may be no
+    more."""
+
+    plan: Plan
+    held: tuple[int, ...]
+    is_outside: bool = False
+    waits: Waits = Waits.ROUNDS
+
+
 class Granted(Message, frozen=True):
     """Scheduler to worker: these pieces are yours. None, and neither `is_over` nor `may_enter`: there is nothing to do
     now; rest on `keys`, and ask again from outside. With `may_enter`, nobody pushes at the moment: begin on `keys`
@@ -586,6 +596,7 @@ AnyMessage = (
     | Drain
     | Beat
     | Take
+    | Holding
     | Granted
     | Tally
     | Tallied

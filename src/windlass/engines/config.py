@@ -46,13 +46,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""  # where the launcher writes it
     replicas: int = 0
     lease_seconds: float = 3.0
+    worker_lease_seconds: float = 30.0
     notice_seconds: float = 30.0
+    on_worker_loss: str = "fail"
     journal: str = ""  # the manager's; empty: in memory, for as long as the driver lives
 
     @property
     def tick_seconds(self) -> float:
         """How often a server or the manager looks at the clock: often enough for several beats within half a lease."""
         return self.lease_seconds / 16
+
+    @property
+    def beat_seconds(self) -> float:
+        """How often a worker lets the manager hear of it."""
+        return self.worker_lease_seconds / 4
 
     @property
     def manager_tick_seconds(self) -> float:
@@ -62,6 +69,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     def for_store(self) -> StoreOptions:
         if not isinstance(self.lease_seconds, int | float) or not self.lease_seconds > 0:
             raise UsageError(f"lease_seconds expects seconds above 0, got {self.lease_seconds!r}")
+        if not isinstance(self.worker_lease_seconds, int | float) or not self.worker_lease_seconds > 0:
+            raise UsageError(f"worker_lease_seconds expects seconds above 0, got {self.worker_lease_seconds!r}")
+        if self.on_worker_loss not in ("fail", "continue", "wait"):
+            raise UsageError(f"on_worker_loss expects 'fail', 'continue' or 'wait', got {self.on_worker_loss!r}")
         if not isinstance(self.notice_seconds, int | float) or not self.notice_seconds >= 0:
             raise UsageError(f"notice_seconds expects seconds, 0 or more, got {self.notice_seconds!r}")
         rate = self.link_bytes_per_second
@@ -83,6 +94,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_workers: int = 1
     state: str = ""  # "module:Class" of another state machine for this role; for tests that plant a mistake
     journal: str = ""  # the manager's
+    is_late: bool = False  # a worker that comes to a run under way
     is_return: bool = False  # a manager comes back: the cluster of its journal lives
     dead_pids: tuple[int, ...] = ()  # for a manager that comes back: nodes that have died meanwhile
     record: str = ""  # where this node notes down what it does, if it is traced
@@ -106,10 +118,11 @@ def open_store(config: NodeConfig) -> Store:
     """Join the cluster as a worker or as a driver. Blocks until the cluster is complete."""
     me = fresh_incarnation()
     hub = open_hub(me, config)
-    join = Join(role=config.role, pid=os.getpid(), addresses=(), rank=config.rank)
+    join = Join(role=config.role, pid=os.getpid(), addresses=(), rank=config.rank, is_late=config.is_late)
     options = config.options.for_store()
     recorder = open_recorder(config.record, me)
-    client = make_client(hub, WorkerState(me, join, config.manager), options, is_eager=False, recorder=recorder)
+    state = WorkerState(me, join, config.manager, config.options.beat_seconds)
+    client = make_client(hub, state, options, is_eager=False, recorder=recorder)
     try:
         client.join(config.manager, JOIN_SECONDS)
     except BaseException:

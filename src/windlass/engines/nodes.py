@@ -59,6 +59,8 @@ def run_manager(channel: Channel, config: bytes) -> None:
             term=journal.image.term,
             replicas=node.options.replicas,
             lease_seconds=node.options.lease_seconds,
+            worker_lease_seconds=node.options.worker_lease_seconds,
+            keeps_seats=node.options.on_worker_loss == "wait",
             dead_pids=node.dead_pids,
         )
         state = Hosted(ManagerState(manager, journal.image), journal.image.epochs)

@@ -11,6 +11,7 @@ members to come back, and goes on where the one before it stopped, under a highe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,9 @@ class ManagerConfig:
     term: int = 1
     replicas: int = 0
     lease_seconds: float = 3.0
+    worker_lease_seconds: float = math.inf
+    keeps_seats: bool = False
+    """Whether a worker that is gone stays a member until another takes its seat: rounds wait for that one."""
     shards_per_server: int = SHARDS_PER_SERVER
     dead_pids: tuple[int, ...] = ()
     """Processes that were nodes, and of which whoever starts this manager knows that they have ended."""
@@ -73,7 +77,8 @@ class ManagerState:
         self._by_id: dict[KeyId, _Key] = {}
         self.chart = Chart(config.replicas, config.shards_per_server)
         self._draining: dict[Incarnation, list[tuple[Incarnation, int]]] = {}  # servers that leave, and who asked
-        self._heard: dict[Incarnation, float] = {}  # when each server was last heard of
+        self._heard: dict[Incarnation, float] = {}  # when each node was last heard of
+        self._empty_seats: set[Incarnation] = set()  # workers that are gone, and whose seats are kept
         self._now = 0.0
         self._next_key = 1
         self._early: list[tuple[Incarnation, m.Declare]] = []
@@ -168,8 +173,7 @@ class ManagerState:
                 self._drivers.add(peer)
             case m.Join() if peer in self.nodes:
                 recovery.come(peer)
-                if self.nodes[peer].role is Role.SERVER:
-                    self._heard[peer] = self._now
+                self._heard[peer] = self._now
             case m.Beat():
                 return [Send(peer, m.Beat(sent=message.sent, is_answer=True)), *self._recover(recovery)]
             case m.Recruited() | m.Settled() | m.Placed():
@@ -235,22 +239,43 @@ class ManagerState:
             known = self._membership("the driver joined", self.chart.moves())
             return [Send(peer, known)] if self.is_complete else []
         if peer in self.nodes:
+            self._empty_seats.discard(peer)
+            self._heard[peer] = self._now
             return [Send(peer, self._membership("joined again"))] if self.is_complete else []
         if any(node.incarnation == peer for node in self.departed):  # declared dead: it must come as somebody new
             return [Send(peer, self._membership(f"incarnation {peer} was declared dead"))]
-        taken = {node.rank for node in self._of(join.role)}
+        node = self._seat(peer, join)
+        reason = f"{node.name} joined"
+        before = [one for one in self._empty_seats if self.nodes[one].name == node.name]
+        for one in before:
+            self._empty_seats.discard(one)
+            self.departed.append(self.nodes.pop(one))
+            reason = f"{node.name} has been replaced"
+        self.nodes[peer] = node
+        self._heard[peer] = self._now
+        if join.role is not Role.SERVER:
+            return self._publish(reason)
+        rank = node.rank
+        self.chart.join(peer, rank, is_late=self.generation.number > 0)
+        return self._take(Steps(), reason)
+
+    def _seat(self, peer: Incarnation, join: m.Join) -> Node:
+        """The seat that a node wants, or the next free one; one that is kept for another counts as free."""
+        seated = [node for who, node in self.nodes.items() if who not in self._empty_seats]
+        taken = {node.rank for node in seated if node.role is join.role and node.namespace == join.namespace}
         rank = join.rank
         if rank < 0 or rank in taken:
             rank = next(free for free in range(len(taken) + 1) if free not in taken)
-        name = f"{join.role}-{rank}"
-        self.nodes[peer] = Node(
-            name=name, role=join.role, incarnation=peer, rank=rank, pid=join.pid, addresses=join.addresses
+        return Node(
+            name=f"{join.namespace}/{join.role}-{rank}" if join.namespace else f"{join.role}-{rank}",
+            role=join.role,
+            incarnation=peer,
+            rank=rank,
+            pid=join.pid,
+            addresses=join.addresses,
+            namespace=join.namespace,
+            is_late=join.is_late and self.generation.number > 0,
         )
-        if join.role is not Role.SERVER:
-            return self._publish(f"{name} joined")
-        self._heard[peer] = self._now
-        self.chart.join(peer, rank, is_late=self.generation.number > 0)
-        return self._take(Steps(), f"{name} joined")
 
     @property
     def is_complete(self) -> bool:
@@ -261,17 +286,17 @@ class ManagerState:
         )
 
     def _on_tick(self) -> list[Effect]:
-        """A server that has been silent for a lease is out, whatever it does: it is not heard any more. Not so one that
+        """Who has been silent for a lease is out, whatever it does: it is not heard any more. Not so a server that
         makes room for a key, which may mean to compile, nor one that nobody can replace: it is waited for."""
         effects: list[Effect] = []
         if self._doubted and self._now - self._back_at > 2 * self.config.lease_seconds:
             effects += self._clear_doubts()
         busy = {server for key in self._by_id.values() for server in key.unplaced}
         for peer, heard in list(self._heard.items()):
-            if self._now - heard > self.config.lease_seconds and peer not in busy and self.chart.can_lose(peer):
-                reason = (
-                    f"it has not been heard of for {self._now - heard:.1f} s (lease {self.config.lease_seconds:g} s)"
-                )
+            is_server = self.nodes[peer].role is Role.SERVER
+            lease = self.config.lease_seconds if is_server else self.config.worker_lease_seconds
+            if self._now - heard > lease and peer not in busy and (not is_server or self.chart.can_lose(peer)):
+                reason = f"it has not been heard of for {self._now - heard:.1f} s (lease {lease:g} s)"
                 effects += self._on_gone(peer, reason, is_certain=False)
                 effects.append(Hangup(peer, reason))
         return effects
@@ -279,6 +304,9 @@ class ManagerState:
     def _on_gone(self, peer: Incarnation, reason: str, *, is_certain: bool) -> list[Effect]:
         self._drivers.discard(peer)
         self._heard.pop(peer, None)
+        if self.config.keeps_seats and peer in self.nodes and self.nodes[peer].role is Role.WORKER:
+            self._empty_seats.add(peer)
+            return [Log("warning", f"{self._name(peer)} is gone: {reason}; its seat is kept until another takes it")]
         node = self.nodes.pop(peer, None)
         if node is None:
             return []

@@ -41,6 +41,7 @@ class Book:
         self.held: dict[int, dict[Incarnation, float]] = {}  # by piece: who has it, since when
         self.doubted: set[int] = set()
         self._open: deque[int] = deque()
+        self._alone: set[int] = set()  # some shards count these: a push must not complete others with one of them
         self._steps: deque[Step] = deque()
         self._usual_seconds = 0.0
         if not self.is_over:
@@ -72,6 +73,7 @@ class Book:
     def end_epoch(self) -> None:
         self.epoch += 1
         self.done.clear()
+        self._alone.clear()
         if not self.is_over:
             self._begin_epoch(Counted())
 
@@ -104,7 +106,15 @@ class Book:
     def _serve(self, step: Step, who: Incarnation, crew: Collection[Incarnation]) -> tuple[int, ...]:
         to_come = max(1, sum(one not in step.served for one in crew))
         step.served.add(who)
-        return tuple(step.pool.popleft() for _ in range(-(-len(step.pool) // to_come)))
+        share: list[int] = []
+        for _ in range(-(-len(step.pool) // to_come)):
+            is_alone = step.pool[0] in self._alone
+            if share and is_alone:
+                break
+            share.append(step.pool.popleft())
+            if is_alone:
+                break
+        return tuple(share)
 
     def _drop_finished_steps(self, crew: Collection[Incarnation]) -> None:
         """Steps that everybody has had a share of. What is left of one, because somebody left, is given out next."""
@@ -161,6 +171,7 @@ class Book:
                 self.done.add(piece)
             elif piece not in self.held:
                 self._open.appendleft(piece)
+                self._alone.add(piece)
 
     def _let_go(self, who: Incarnation, which: Callable[[int], bool], *, gives_back: bool = True) -> list[int]:
         """Take pieces from a worker; those that nobody else holds."""

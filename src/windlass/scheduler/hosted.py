@@ -31,7 +31,7 @@ class Hosted(Generic[M]):
         self.scheduler = SchedulerState(epochs or {})
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        if isinstance(event, Received) and isinstance(event.message, m.Take | m.Tallied):
+        if isinstance(event, Received) and isinstance(event.message, m.Take | m.Holding | m.Tallied):
             return self.scheduler.handle(event, now)
         effects = self.manager.handle(event, now)
         out: list[Effect] = []

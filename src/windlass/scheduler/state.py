@@ -41,6 +41,8 @@ class SchedulerState:
         match event:
             case Received(message=m.Take()):
                 return self._on_take(event)
+            case Received(peer=peer, message=m.Holding() as holding):
+                return self._on_holding(event, peer, holding)
             case Received(peer=peer, message=m.Tallied() as tallied):
                 return self._on_tallied(peer, tallied)
             case Received(message=m.Membership() as membership):
@@ -69,13 +71,37 @@ class SchedulerState:
             return [Send(peer, m.Refused(request=take.request, is_usage=True, reason=problem))]
         effects: list[Effect] = []
         if work is None:
-            work = Work(take.plan, namespace, founders=self._crew(namespace), waits=take.waits)
-            self._works[(namespace, take.plan.name)] = work
-            effects += self._inquire(work, None)
+            work, effects = self._begin(namespace, take.plan, take.waits)
         if work.book is None:
             work.early.append((peer, take))
             return effects
         return effects + self._take(work, work.book, peer, take)
+
+    def _on_holding(self, event: Received, peer: Incarnation, holding: m.Holding) -> list[Effect]:
+        """A worker says what it has been given, by another scheduler, say. It will ask when it is done."""
+        if not self.generation.number:
+            self._early.append(event)
+            return []
+        if peer not in self.workers:
+            return []
+        namespace = self.workers[peer].namespace
+        work = self._works.get((namespace, holding.plan.name))
+        effects: list[Effect] = []
+        if work is None:
+            work, effects = self._begin(namespace, holding.plan, holding.waits)
+        if holding.is_outside:
+            work.outside.add(peer)
+        work.founders.add(peer)
+        if work.book is None:
+            work.holding[peer] = holding.held
+        else:
+            work.book.claim(peer, holding.held, self._now)
+        return effects
+
+    def _begin(self, namespace: str, plan: m.Plan, waits: m.Waits) -> tuple[Work, list[Effect]]:
+        work = Work(plan, namespace, founders=self._crew(namespace), waits=waits)
+        self._works[(namespace, plan.name)] = work
+        return work, self._inquire(work, None)
 
     def _take(self, work: Work, book: Book, peer: Incarnation, take: m.Take) -> list[Effect]:
         book.keys |= set(take.keys)
@@ -154,6 +180,9 @@ class SchedulerState:
     def _open(self, work: Work, counted: Counted) -> list[Effect]:
         book = work.book = Book(work.plan, counted, self._epochs.get((work.namespace, work.plan.name), 0))
         effects: list[Effect] = []
+        for peer, held in work.holding.items():
+            if peer in self.workers:
+                book.claim(peer, held, self._now)
         early, work.early = work.early, []
         for peer, take in early:
             if peer in self.workers:
@@ -197,7 +226,7 @@ class SchedulerState:
                 effects += self._go_on(work, work.book)
         early, self._early = self._early, []
         for event in early:
-            effects += self._on_take(event)
+            effects += self.handle(event, self._now)
         return effects
 
     def _on_tick(self) -> list[Effect]:

@@ -45,6 +45,7 @@ class Work:
     seen: set[KeyId] = field(default_factory=set)  # keys that know of it, as the servers say
     asking: dict[Incarnation, Asking] = field(default_factory=dict)
     early: list[tuple[Incarnation, m.Take]] = field(default_factory=list)  # before there was a book
+    holding: dict[Incarnation, tuple[int, ...]] = field(default_factory=dict)  # and what workers had then
     outside: set[Incarnation] = field(default_factory=set)
     entering: set[Incarnation] = field(default_factory=set)
     waits: m.Waits = m.Waits.ROUNDS

@@ -48,14 +48,17 @@ class LeaseProgram(Program):
                 is_outside = False
                 continue
             if not granted.pieces:
+                self.holdings[plan.name] = m.Holding(plan=plan, held=tuple(given), is_outside=True)
                 yield from self._rest([] if is_outside else keys)
                 is_outside = True
                 continue
+            self.holdings[plan.name] = m.Holding(plan=plan, held=(*given, *granted.pieces))
             for share in [granted.pieces] if plan.step_pieces else [(piece,) for piece in granted.pieces]:
                 calls = [self._push_leased(shape, entry, Lease(plan.name, share)) for shape, entry in keys]
                 given |= dict.fromkeys(share, calls)
                 yield from self._maybe(lambda calls=calls: all(call() for call in calls))  # type: ignore[misc]
         yield from self._level(keys)
+        self.holdings.pop(plan.name, None)
         yield lambda: self.under_way == 0
         self._check()
 

@@ -73,6 +73,7 @@ class Program:
     submit: Callable[[Op | Request], None]
     use: Callable[[KeyInfo, Generation], None]
     is_pushing: Callable[[KeyInfo], bool]
+    holdings: dict[str, m.Holding]
     now: Callable[[], float]
     rank: Callable[[], int]
     is_shared: bool

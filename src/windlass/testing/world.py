@@ -193,6 +193,7 @@ class World:
         node.program = kind(
             self.plan, int(me) - FIRST_WORKER, log, random.Random(self.rng.random()),
             submit=lambda work: self._submit(me, work), use=node.state.use, is_pushing=node.state.is_pushing,
+            holdings=node.state.holdings,
             now=lambda: float(self.now), rank=lambda: node.state.rank,
             is_shared=self.net.is_shared, is_joiner=is_joiner,
         )  # fmt: skip

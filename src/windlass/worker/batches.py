@@ -124,6 +124,18 @@ class Batches:
             batch = self._batch(piece, granted.pieces, is_last=at == last)
             self._given[piece] = batch
             self._share.append(batch)
+        self._note_holdings()
+
+    def _note_holdings(self) -> None:
+        """Have the client say what we hold, whenever there is a new scheduler."""
+        holdings = self._store._client.state.holdings
+        if self.is_over:
+            holdings.pop(self._plan.name, None)
+        else:
+            held, waits = tuple(self._given), self._waits()
+            holdings[self._plan.name] = m.Holding(
+                plan=self._plan, held=held, is_outside=self._is_outside, waits=waits
+            )
 
     def _ask(self, *, is_leaving: bool = False) -> m.Granted:
         done = [number for number, batch in self._given.items() if all(task.is_done for task in batch.tasks)]
@@ -177,6 +189,7 @@ class Batches:
     def _rest(self, granted: m.Granted) -> None:
         """Let nobody wait for us: on the keys of our own pushes, and on those of others' that we use, too."""
         self._is_outside = True
+        self._note_holdings()
         for name, entry in self._concerned(granted):
             if self._waits() is m.Waits.NOBODY:
                 self._store._client.settle(entry.key)  # what is done can be told
@@ -197,6 +210,7 @@ class Batches:
         self._resting.clear()
         for _, entry in self._concerned(granted):
             self._store._level(entry)
+        self._note_holdings()
 
     def _concerned(self, granted: m.Granted) -> list[tuple[str, Any]]:
         ids = {*granted.keys, *(entry.key.id for entry in self._entries())}

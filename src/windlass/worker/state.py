@@ -10,6 +10,7 @@ another head, and when it was told that the head does not know yet that it is on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,7 +43,10 @@ class Call:
 class WorkerState:
     """Holds for a worker and for a driver's handle alike; a driver is no member and takes part in no round."""
 
-    def __init__(self, me: Incarnation, join: m.Join, manager: tuple[str, ...]) -> None:
+    def __init__(
+        self, me: Incarnation, join: m.Join, manager: tuple[str, ...], beat_seconds: float = math.inf
+    ) -> None:
+        self._beat_seconds, self._beaten_at = beat_seconds, 0.0
         self.me = me
         self.role = join.role
         self._join = join
@@ -64,6 +68,7 @@ class WorkerState:
         self._pushing: dict[KeyId, dict[int, Op]] = {}  # the pushes among them, by key
         self._next = 1
         self._now = 0.0
+        self.holdings: dict[str, m.Holding] = {}  # leased work that this worker has, by plan
         self._linked: set[Incarnation] = set()
         self._redial: dict[Incarnation, float] = {}
         self._down_since: dict[Incarnation, float] = {}
@@ -95,17 +100,21 @@ class WorkerState:
 
     @property
     def workers(self) -> set[Incarnation]:
-        """The workers of the current generation."""
-        return {who for who, node in self.nodes.items() if node.role is Role.WORKER}
+        """The workers of the current generation, those of this namespace."""
+        return {node.incarnation for node in self._crew()}
+
+    def _crew(self) -> list[Node]:
+        mine = self._join.namespace
+        return [node for node in self.nodes.values() if node.role is Role.WORKER and node.namespace == mine]
 
     @property
     def is_lowest(self) -> bool:
         """Whether no live worker has a lower rank: the first values are this one's to give."""
-        return self.rank == min(node.rank for node in self.nodes.values() if node.role is Role.WORKER)
+        return self.rank == min(node.rank for node in self._crew())
 
     def empty_seats(self) -> list[str]:
         """Workers that have left, where somebody of a higher rank is still here."""
-        taken = {node.rank for node in self.nodes.values() if node.role is Role.WORKER}
+        taken = {node.rank for node in self._crew()}
         return [f"worker-{rank}" for rank in range(max(taken, default=-1)) if rank not in taken]
 
     def is_linked(self, peer: Incarnation) -> bool:
@@ -272,6 +281,8 @@ class WorkerState:
                 return []
             case m.Done() | m.Refused() | m.Declared() | m.Dumped() | m.Granted():
                 return self._on_answer(event.peer, message, event.data)
+            case m.Beat():
+                return []
             case m.Abort(reason=reason) if event.peer == MANAGER:
                 return self.fail_all(ClusterError(reason))
             case _:
@@ -377,7 +388,7 @@ class WorkerState:
         self.nodes = {node.incarnation: node for node in membership.nodes}
         gone = {who: node for who, node in previous.items() if who not in self.nodes}
         self.departed |= gone
-        self.num_workers = sum(node.role is Role.WORKER for node in membership.nodes)
+        self.num_workers = len(self.workers)
         if self.role is Role.WORKER and self.me not in self.nodes:
             return self.fail_all(ClusterError(f"this worker is not in generation {generation}: {membership.reason}"))
         if self.role is Role.WORKER:
@@ -390,7 +401,8 @@ class WorkerState:
             self._redial.pop(server, None)
             effects += self._fail_requests(server, membership.reason)
         effects += self._on_moves(generation, membership.moves)
-        self._left |= {node.name for node in gone.values() if node.role is Role.WORKER}
+        mine = self._join.namespace
+        self._left |= {node.name for node in gone.values() if node.role is Role.WORKER and node.namespace == mine}
         if self._left and any(op.push is not None and op.key.is_sequential for op in self.ops.values()):
             effects += self._tell_left()
         return effects
@@ -474,6 +486,8 @@ class WorkerState:
         # Everything that the old link brought has been dealt with by now: the link was dialled after its end.
         held = tuple(pin for key in self._holding.values() for pin in key.unreleased.get(peer, ()))
         effects: list[Effect | Call] = [Send(peer, self._join if peer == MANAGER else m.Hold(pins=held))]
+        if peer == MANAGER:
+            effects += [Send(MANAGER, holding) for holding in self.holdings.values()]
         for request in self.requests.values():
             if request.peer == peer:
                 effects += self._send_request(request)
@@ -501,6 +515,9 @@ class WorkerState:
                 node = self.nodes.get(peer)
                 addresses = node.addresses if node else self._manager
                 effects.append(Dial(peer, addresses))
+        if self.role is Role.WORKER and now - self._beaten_at >= self._beat_seconds and MANAGER in self._linked:
+            self._beaten_at = now
+            effects.append(Send(MANAGER, m.Beat(sent=now)))
         effects += self._ask_again(now)
         for number, request in list(self.requests.items()):
             if isinstance(request.to, tuple):
