@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 from windlass.collectives import Group, allreduce, allreduce_many
+from windlass.engines._run import LostWorker
 from windlass.engines.cluster import Cluster, connect
 from windlass.engines.embedded import Store
 from windlass.errors import (
@@ -18,6 +19,7 @@ from windlass.errors import (
 from windlass.store.reduce import Reducer
 from windlass.store.update import FTRL, SGD, Adagrad, Adam, AdamW, Updater
 from windlass.types import Bounded, Eventual, Node, Sequential
+from windlass.worker.batches import Batch
 from windlass.worker.task import Task
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "Batch",
     "Bounded",
     "Cluster",
     "ClusterError",
@@ -33,6 +36,7 @@ __all__ = [
     "Eventual",
     "Group",
     "LostRange",
+    "LostWorker",
     "Node",
     "PeerError",
     "Reducer",

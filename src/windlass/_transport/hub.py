@@ -245,7 +245,7 @@ class SocketHub:
             self._say_goodbye(link, f"you broke protocol: {error}")
             self._lose(link, f"node {link.peer} broke protocol: {error}")
         except Goodbye as error:
-            self._lose(link, f"node {link.peer} hung up: {error}")
+            self._lose(link, f"node {link.peer} hung up: {error}", is_goodbye=True)
         except EOFError:  # without a goodbye: on this machine only the end of its process does that
             self._lose(link, f"node {link.peer} closed the connection", is_death=link.is_local)
         except OSError as error:
@@ -328,10 +328,10 @@ class SocketHub:
         self._again.pop(link, None)
         link.close()
 
-    def _lose(self, link: Link, reason: str, *, is_death: bool = False) -> None:
+    def _lose(self, link: Link, reason: str, *, is_death: bool = False, is_goodbye: bool = False) -> None:
         self.forget(link)
         del self._links[link.peer]
-        self._tell(LinkDown(link.peer, reason, is_death))
+        self._tell(LinkDown(link.peer, reason, is_death, is_goodbye))
 
     def _say_goodbye(self, link: Link, reason: str) -> None:
         link.outbox.add(encode_goodbye(reason))

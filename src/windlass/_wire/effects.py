@@ -36,11 +36,13 @@ class LinkUp:
 @dataclass(slots=True)
 class LinkDown:
     """The link to this peer is gone, or could not be made; what was in flight on it may be lost. `is_death`: and the
-    peer's process is known to be gone, or to have closed the link itself for good."""
+    peer's process is known to be gone, or to have closed the link itself for good. `is_goodbye`: it said that it
+    leaves."""
 
     peer: Incarnation
     reason: str
     is_death: bool = False
+    is_goodbye: bool = False
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from windlass.cli.output import Lines, Output, Stream
 from windlass.cli.script import TARGET, Script
 from windlass.engines import _settling
 from windlass.engines._children import ChannelClosed, Child
+from windlass.engines._run import MAX_REPLACED
 from windlass.engines.config import environment
 from windlass.engines.processes import ProcessEngine
 from windlass.errors import WindlassError
@@ -46,6 +47,7 @@ class Crew:
         self._running: dict[str, Child] = {}
         self._unconnected: set[str] = set()  # left with status 0, and the manager never saw them
         self._looker: Looker | None = None
+        self._num_replaced: dict[str, int] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(engine.forks.fileno(), selectors.EVENT_READ)
 
@@ -128,6 +130,8 @@ class Crew:
             self._output.say(f"{ending(child)}; {then}", is_error=True)
             return 0
         self._drain(child.name)
+        if code < 0 and self._is_made_up_for(child):
+            return 0
         if code == 0:
             if self._running and not self._has_connected(child.name):
                 self._unconnected.add(child.name)
@@ -135,6 +139,20 @@ class Crew:
         others = f"; stopping the other {len(self._running)}" if self._running else ""
         self._output.say(f"{ending(child)}{others}", is_error=True)
         return 128 - code if code < 0 else code
+
+    def _is_made_up_for(self, child: Child) -> bool:
+        """A worker was killed: whether the run goes on, without it or with another in its seat."""
+        on_loss = self._engine.on_worker_loss
+        if on_loss == "continue" and self._running:
+            left = f"{len(self._running)} worker{'s' if len(self._running) > 1 else ''}"
+            self._output.say(f"{ending(child)}; the run goes on with {left}", is_error=True)
+            return True
+        count = self._num_replaced[child.name] = self._num_replaced.get(child.name, 0) + 1
+        if on_loss != "wait" or count > MAX_REPLACED:
+            return False
+        self._output.say(f"{ending(child)}; another one takes its seat, and the others wait for it", is_error=True)
+        self._start(int(child.name.removeprefix("worker-")))
+        return True
 
     # --- workers that never connect -----------------------------------------------------------------------------------
 

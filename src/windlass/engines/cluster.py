@@ -28,6 +28,8 @@ class Cluster:
 
     `engine="processes"` (the default) forks real processes on this machine; `"threads"` runs the same nodes as
     threads. `transport` is "shm" (shared memory), "tcp" or "tls" (then with `tls=(certfile, keyfile, cafile)`).
+    `on_worker_loss` says what a run does when a worker's process dies: "fail" (raise, the default), "continue" without
+    it (its result is a LostWorker), or "wait" for another that takes its seat and runs the function from its beginning.
     With `replicas=k` every value is on k servers more, and up to k may die at the same time without a loss;
     `lease_seconds` is how long a silent one is waited for. Other options are those of StoreOptions: consistency,
     deterministic, check_finite, timeout, warn_seconds, chunk_bytes; and `link_bytes_per_second`, which no link over TCP
@@ -105,6 +107,15 @@ class Cluster:
         self._check_open()
         name = self._engine.add_server()
         self.num_servers += 1
+        return name
+
+    def add_worker(self) -> str:
+        """Start one more worker and give its name. It takes part in the run that is under way, if there is one: its
+        result comes after the others'; work that is leased by `store.batches` is shared with it. Blocks until it has
+        joined. May be called from another thread while `run` is under way."""
+        self._check_open()
+        name = self._engine.add_worker()
+        self.num_workers += 1
         return name
 
     def remove_server(self, name: str) -> None:

@@ -130,8 +130,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Driver to worker: call this, with these members. `call` is (function, args, kwargs), pickled apart: whoever takes
-    the order from the channel is not the one to import what the function needs."""
+    """Driver to worker: call this, with these members; none are named for a run that is under way. `call` is (function,
+    args, kwargs), pickled apart: whoever takes the order from the channel is not the one to import what the function
+    needs."""
 
     run: int
     members: tuple[Incarnation, ...]
@@ -148,7 +149,8 @@ def run_worker(channel: Channel, config: bytes) -> None:
     threading.Thread(target=_listen, args=(channel, store, orders), name="windlass-orders", daemon=True).start()
     try:
         while (order := orders.get()) is not None:
-            store._client.meet(order.members, MEET_SECONDS)
+            if order.members:
+                store._client.meet(order.members, MEET_SECONDS)
             _answer(channel, _obey(order, store))
     finally:
         store.close()

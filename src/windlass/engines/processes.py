@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import cloudpickle
@@ -17,9 +15,9 @@ import msgspec
 
 from windlass._wire.effects import Send
 from windlass._wire.messages import Abort, Drain
-from windlass.engines._children import ChannelClosed, Child, ForkServer
-from windlass.engines._finished import Finished
+from windlass.engines._children import Child, ForkServer
 from windlass.engines._revival import Revival
+from windlass.engines._run import Crew, Run
 from windlass.engines.config import NodeConfig, Options, announce, open_store
 from windlass.engines.nodes import Order
 from windlass.errors import ClusterError, UsageError
@@ -46,6 +44,7 @@ class ProcessEngine:
         self._runs = 0
         self._members: dict[str, Incarnation] = {}  # the workers that take part in the next run
         self._broken: str | None = None
+        self._run: Run | None = None  # under way
         self.token = secrets.token_hex(32)
         self.manager: tuple[str, ...] = ()
         self.children: dict[str, Child] = {}
@@ -92,6 +91,10 @@ class ProcessEngine:
         return self._spawn("manager", "run_manager", Role.MANAGER, 0, dead_pids=tuple(ended))
 
     @property
+    def on_worker_loss(self) -> str:
+        return self._options.on_worker_loss
+
+    @property
     def has_failed(self) -> bool:
         """Whether there is no manager any more, and none will be."""
         return self._failed is not None
@@ -102,8 +105,8 @@ class ProcessEngine:
         if self._driver is not None:
             self._driver._client.fail(ClusterError(self._failed))
 
-    def _spawn(self, name: str, function: str, role: Role, rank: int, *, dead_pids: tuple[int, ...] = ()) -> Child:
-        config = msgspec.structs.replace(self.config(role, rank), dead_pids=dead_pids)
+    def _spawn(self, name: str, function: str, role: Role, rank: int, **more: Any) -> Child:
+        config = msgspec.structs.replace(self.config(role, rank), **more)
         child = self.forks.spawn(
             name, f"windlass.engines.nodes:{function}", config=msgspec.msgpack.encode(config), env={}
         )
@@ -181,51 +184,59 @@ class ProcessEngine:
             raise ClusterError(self._failed)
         if self._broken is not None:
             self._replace_workers()
+        self._fill_seats()
         self._runs += 1
         workers = [self.children[f"worker-{rank}"] for rank in range(self._counts[1])]
         call = cloudpickle.dumps((function, args, kwargs), protocol=5)
         order = Order(self._runs, tuple(self._members.values()), call)
-        for child in workers:
-            try:
-                child.channel.send(order)
-            except ChannelClosed:
-                self._broken = _died(child)
-                raise ClusterError(f"{_died(child)} before the run began; the next run starts new workers") from None
-            except BaseException:
-                self._broken = "the function could not be sent"
-                raise
-        results: dict[str, Any] = {}
-        waiting = {child.channel.fileno(): child for child in workers}
-        poll = select.poll()
-        for fd in waiting:
-            poll.register(fd, select.POLLIN)
+        crew = Crew(self._replace, self._departed, _died)
+        waiting: list[Child] = []
         try:
-            while waiting:
-                for fd, _ in poll.poll():
-                    child = waiting.pop(fd)
-                    poll.unregister(fd)
-                    results[child.name] = self._take(child, list(waiting.values()))
+            run = self._run = Run(order, workers, self._options.on_worker_loss, crew)
+            try:
+                return run.finish()
+            finally:
+                waiting = list(run.waiting.values())
         except BaseException as error:
             self._broken = str(error)
-            self._tell_others(error, list(waiting.values()))
+            self._tell_others(error, waiting)
             raise
-        return [results[child.name] for child in workers]
+        finally:
+            self._run = None
 
-    def _take(self, child: Child, others: list[Child]) -> Any:
-        """What a worker's function returned; raises what it raised. The others, who still run, hear of its end."""
-        try:
-            _, result, error, trace, tally = child.channel.recv()
-        except EOFError:
-            raise ClusterError(f"{_died(child)} during the run") from None
-        if error is not None:
-            error.add_note(f"raised in {child.name} (pid {child.pid}):\n{trace}")
-            raise error
-        if trace:
-            raise ClusterError(f"{child.name} (pid {child.pid}) failed:\n{trace}")
-        for other in others:
-            with suppress(ChannelClosed):  # it died: its own end will tell
-                other.channel.send(Finished(int(child.name.removeprefix("worker-")), tally))
-        return result
+    def _departed(self, child: Child) -> str:
+        """Why a worker whose process lives is no member any more; empty if it is one."""
+        state = self.driver()._client.state
+        me = self._members[child.name]
+        if me in state.nodes or me not in state.departed or child.poll() is not None:
+            return ""
+        lease = self._options.worker_lease_seconds
+        return f"{child.name} (pid {child.pid}) was not heard of for {lease:g} s (worker_lease_seconds)"
+
+    def _fill_seats(self) -> None:
+        """Workers that were lost in a run that went on without them are replaced before the next one."""
+        names = [f"worker-{rank}" for rank in range(self._counts[1])]
+        empty = [name for name in names if self.children[name].poll() is not None]
+        for name in empty:
+            self._spawn(name, "run_worker", Role.WORKER, int(name.removeprefix("worker-")))
+        self._await_ready(empty)
+
+    def _replace(self, name: str) -> Child:
+        """Another worker in this seat, while a run is under way."""
+        self.children[name].wait(5.0)
+        child = self._spawn(name, "run_worker", Role.WORKER, int(name.removeprefix("worker-")))
+        self._await_ready([name])
+        return child
+
+    def add_worker(self) -> str:
+        rank = self._counts[1]
+        name = f"worker-{rank}"
+        child = self._spawn(name, "run_worker", Role.WORKER, rank, is_late=self._run is not None)
+        self._await_ready([name])
+        self._counts = (self._counts[0], rank + 1)
+        if self._run is not None:
+            self._run.add(child)  # if that one is over, it takes part in the next
+        return name
 
     def _tell_others(self, error: BaseException, others: list[Child]) -> None:
         """A worker failed: end the others' waits, so that nobody hangs on what will never come."""

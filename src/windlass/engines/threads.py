@@ -17,7 +17,7 @@ from windlass.engines._finished import Doubts, Finished
 from windlass.engines.config import Options, fresh_incarnation
 from windlass.engines.nodes import MEET_SECONDS, Outcome, call
 from windlass.engines.processes import drain
-from windlass.errors import ClusterError
+from windlass.errors import ClusterError, UsageError
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
@@ -94,6 +94,9 @@ class ThreadEngine:
             self.driver()._manager_says()
             time.sleep(0.01)
         return f"server-{rank}"
+
+    def add_worker(self) -> str:
+        raise UsageError("add_worker expects engine='processes': a thread cannot join a run under way")
 
     def remove_server(self, name: str) -> None:
         drain(self.driver(), name)

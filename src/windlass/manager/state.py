@@ -102,6 +102,8 @@ class ManagerState:
             case LinkDown(peer=peer, reason=reason, is_death=is_death):
                 if self._recovery is not None:
                     return self._miss(self._recovery, peer, is_certain=is_death)
+                if self._is_kept_seat(peer) and not event.is_goodbye:
+                    return self._keep_seat(peer, reason)
                 return self._on_gone(peer, reason, is_certain=is_death)
             case Tick():
                 if self._recovery is not None:
@@ -297,16 +299,23 @@ class ManagerState:
             lease = self.config.lease_seconds if is_server else self.config.worker_lease_seconds
             if self._now - heard > lease and peer not in busy and (not is_server or self.chart.can_lose(peer)):
                 reason = f"it has not been heard of for {self._now - heard:.1f} s (lease {lease:g} s)"
-                effects += self._on_gone(peer, reason, is_certain=False)
+                is_kept = self._is_kept_seat(peer)
+                effects += self._keep_seat(peer, reason) if is_kept else self._on_gone(peer, reason, is_certain=False)
                 effects.append(Hangup(peer, reason))
         return effects
+
+    def _is_kept_seat(self, peer: Incarnation) -> bool:
+        return self.config.keeps_seats and peer in self.nodes and self.nodes[peer].role is Role.WORKER
+
+    def _keep_seat(self, peer: Incarnation, reason: str) -> list[Effect]:
+        """A worker is gone, and stays a member until another takes its seat: rounds wait."""
+        self._heard.pop(peer, None)
+        self._empty_seats.add(peer)
+        return [Log("warning", f"{self._name(peer)} is gone: {reason}; its seat is kept until another takes it")]
 
     def _on_gone(self, peer: Incarnation, reason: str, *, is_certain: bool) -> list[Effect]:
         self._drivers.discard(peer)
         self._heard.pop(peer, None)
-        if self.config.keeps_seats and peer in self.nodes and self.nodes[peer].role is Role.WORKER:
-            self._empty_seats.add(peer)
-            return [Log("warning", f"{self._name(peer)} is gone: {reason}; its seat is kept until another takes it")]
         node = self.nodes.pop(peer, None)
         if node is None:
             return []

@@ -44,7 +44,7 @@ class LeaseProgram(Program):
             if granted.is_over:
                 break
             if granted.may_enter:
-                yield from self._come_back(keys)
+                yield from self._level(keys)
                 is_outside = False
                 continue
             if not granted.pieces:
@@ -83,13 +83,6 @@ class LeaseProgram(Program):
             self._check()
             for shard in reversed(range(len(entry.key.chains))):
                 yield from self._ask((entry.key, shard), self._detach(entry, shard))
-
-    def _come_back(self, keys: Keys) -> Iterator[Condition]:
-        for _, entry in keys:
-            attached = yield from self._ask((entry.key, 0), self._attach(entry.key, 0, -1))
-            entry.key.clock = entry.key.since = int(attached.detail)
-            for shard in range(1, len(entry.key.chains)):
-                yield from self._ask((entry.key, shard), self._attach(entry.key, shard, entry.key.since))
 
     def _settled(self, entry: Entry) -> Condition:
         return lambda: self.error is not None or not self.is_pushing(entry.key)

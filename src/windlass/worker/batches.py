@@ -20,6 +20,7 @@ import numpy.typing as npt
 from windlass._wire import messages as m
 from windlass.errors import UsageError
 from windlass.types import MANAGER, Array, Bounded, Lease, Sequential
+from windlass.worker.declaring import RESERVED
 from windlass.worker.task import Task
 
 if TYPE_CHECKING:
@@ -198,11 +199,12 @@ class Batches:
                 self._resting.add(name)
 
     def _enter(self, granted: m.Granted) -> None:
-        """Nobody pushes at the moment: begin on all keys at the same step."""
+        """Nobody pushes at the moment: begin on all keys at the same step. Level with the others: who had to catch up on
+        a bounded key could not, where a sequential one lets nobody get ahead."""
         self._is_outside = False
         for name, entry in self._concerned(granted):
             if name in self._resting:
-                self._store._come_back(entry)
+                self._store._level(entry)
         self._resting.clear()
 
     def _end(self, granted: m.Granted) -> None:
@@ -213,8 +215,14 @@ class Batches:
         self._note_holdings()
 
     def _concerned(self, granted: m.Granted) -> list[tuple[str, Any]]:
-        ids = {*granted.keys, *(entry.key.id for entry in self._entries())}
-        found = [(name, entry) for name, entry in self._store._entries.items() if entry.key.id in ids]
+        """The keys that the work is pushed to. Who has pushed none of it yet cannot know them all: any of its keys may
+        be one."""
+        mine = {entry.key.id for entry in self._entries()}
+        ids = {*granted.keys, *mine}
+        found = [
+            (name, entry) for name, entry in self._store._entries.items()
+            if entry.key.id in ids or (not mine and not name.startswith(RESERVED))
+        ]  # fmt: skip
         return sorted(found, key=lambda one: one[1].key.id)  # all in the same order, so that none waits in a circle
 
 

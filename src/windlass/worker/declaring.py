@@ -136,13 +136,9 @@ class Declaring:
                 f"a rest on '{key.spec.name}'",
             )
 
-    def _come_back(self, entry: Entry) -> None:
-        """Take our place again on a key that we have rested on."""
-        what = f"the return to '{entry.key.spec.name}'"
-        self._begin_at(entry.key, self._attach(entry.key, what), what)
-
     def _level(self, entry: Entry) -> None:
-        """Be counted as having made as many pushes on a key as anybody, once all that were made are acknowledged."""
+        """Take our place again on a key, as one that has made as many pushes as anybody, once all that were made are
+        acknowledged."""
         self._client.settle(entry.key)
         what = f"the return to '{entry.key.spec.name}'"
         self._begin_at(entry.key, self._attach(entry.key, what, LEVEL), what, first=0)
