@@ -20,11 +20,12 @@ ALLOWED = {
     "_wire": LOW,
     "_transport": LOW | {"_wire"},
     "manager": LOW | {"_wire"},
+    "scheduler": LOW | {"_wire", "consistency"},
     "trace": LOW,
     "checkpoint": LOW,
     "server": LOW | {"_wire", "store", "consistency", "trace"},
     "worker": LOW | {"_wire", "_transport", "store", "trace", "checkpoint"},
-    "engines": LOW | {"_wire", "_transport", "store", "manager", "server", "worker", "trace"},
+    "engines": LOW | {"_wire", "_transport", "store", "manager", "scheduler", "server", "worker", "trace"},
     "torch": LOW | {"store", "collectives", "worker", "engines"},
     "apps": LOW | {"torch", "worker", "store", "engines"},
 }

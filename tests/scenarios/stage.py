@@ -128,7 +128,8 @@ class Stage:
         player = Player(
             self.plan, rank, WorkerLog(name(me)), random.Random(0),
             submit=lambda work: self._perform(me, state.handle(Submit(work), self.now)), use=state.use,
-            now=lambda: self.now, rank=lambda: state.rank, is_shared=False,
+            is_pushing=state.is_pushing, holdings=state.holdings, now=lambda: self.now, rank=lambda: state.rank,
+            is_shared=False,
         )  # fmt: skip
         self.workers[me] = Worker(state, player, player.run(), lambda: state.is_joined)
         self._dial(me, MANAGER)

@@ -79,6 +79,13 @@ def run(
         int, typer.Option(min=0, metavar="K", help="On how many servers more every value is: so many may die.")
     ] = 0,
     transport: Transport = "auto",
+    on_worker_loss: Annotated[
+        str,
+        typer.Option(
+            metavar="POLICY",
+            help="When a worker is killed: [b]fail[/b], [b]continue[/b] without it, or [b]wait[/b] for another.",
+        ),
+    ] = "fail",
     consistency: Annotated[
         str,
         typer.Option(
@@ -100,7 +107,7 @@ def run(
     """
     from windlass.cli.run import Job, check_script, parse_consistency
     from windlass.cli.run import run as run_job
-    from windlass.engines.config import Options
+    from windlass.engines.config import Options, check_on_worker_loss
     from windlass.engines.processes import check_replicas
     from windlass.trace.collector import check_path
 
@@ -115,6 +122,7 @@ def run(
                 timeout=timeout,
                 trace=check_path(trace),
                 replicas=replicas,
+                on_worker_loss=check_on_worker_loss(on_worker_loss),
             ),
             script=check_script(script, arguments or [], is_module=is_module),
         )

@@ -55,9 +55,10 @@ class Crew:
         for rank in range(self._num_workers):
             self._start(rank)
 
-    def _start(self, rank: int) -> None:
+    def _start(self, rank: int, *, is_late: bool = False) -> None:
         name = f"worker-{rank}"
-        env = environment(self._engine.config(Role.WORKER, rank)) | {"PYTHONUNBUFFERED": "1"}
+        config = msgspec.structs.replace(self._engine.config(Role.WORKER, rank), is_late=is_late)
+        env = environment(config) | {"PYTHONUNBUFFERED": "1"}
         env |= _settling.environment(self._num_workers)
         child = self._engine.forks.spawn(name, TARGET, config=msgspec.msgpack.encode(self._script), env=env)
         self._running[name] = child
@@ -151,7 +152,7 @@ class Crew:
         if on_loss != "wait" or count > MAX_REPLACED:
             return False
         self._output.say(f"{ending(child)}; another one takes its seat, and the others wait for it", is_error=True)
-        self._start(int(child.name.removeprefix("worker-")))
+        self._start(int(child.name.removeprefix("worker-")), is_late=True)
         return True
 
     # --- workers that never connect -----------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ MANAGER_VARIABLE = "WINDLASS_MANAGER"
 TOKEN_VARIABLE = "WINDLASS_TOKEN"
 RANK_VARIABLE = "WINDLASS_RANK"
 OPTIONS_VARIABLE = "WINDLASS_OPTIONS"
+LATE_VARIABLE = "WINDLASS_LATE"
 RECORD_VARIABLE = "WINDLASS_RECORD"
 
 JOIN_SECONDS = 60.0
@@ -71,8 +72,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"lease_seconds expects seconds above 0, got {self.lease_seconds!r}")
         if not isinstance(self.worker_lease_seconds, int | float) or not self.worker_lease_seconds > 0:
             raise UsageError(f"worker_lease_seconds expects seconds above 0, got {self.worker_lease_seconds!r}")
-        if self.on_worker_loss not in ("fail", "continue", "wait"):
-            raise UsageError(f"on_worker_loss expects 'fail', 'continue' or 'wait', got {self.on_worker_loss!r}")
+        check_on_worker_loss(self.on_worker_loss)
         if not isinstance(self.notice_seconds, int | float) or not self.notice_seconds >= 0:
             raise UsageError(f"notice_seconds expects seconds, 0 or more, got {self.notice_seconds!r}")
         rate = self.link_bytes_per_second
@@ -80,6 +80,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"link_bytes_per_second expects a whole number, 0 for no limit, got {rate!r}")
         fields = {name: getattr(self, name) for name in StoreOptions.__dataclass_fields__}
         return StoreOptions(**fields)
+
+
+def check_on_worker_loss(given: str) -> str:
+    if given not in ("fail", "continue", "wait"):
+        raise UsageError(f"on_worker_loss expects 'fail', 'continue' or 'wait', got {given!r}")
+    return given
 
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +145,7 @@ def environment(config: NodeConfig) -> dict[str, str]:
         RANK_VARIABLE: str(config.rank),
         OPTIONS_VARIABLE: msgspec.json.encode(config.options).decode(),
         RECORD_VARIABLE: config.record,
+        LATE_VARIABLE: "1" if config.is_late else "",
     }
 
 
@@ -161,6 +168,7 @@ def from_environment(**overrides: Any) -> NodeConfig:
         manager=tuple(manager.split(",")),
         options=options,
         record=os.environ.get(RECORD_VARIABLE, ""),
+        is_late=bool(os.environ.get(LATE_VARIABLE)),
     )
 
 

@@ -224,7 +224,8 @@ class ProcessEngine:
     def _replace(self, name: str) -> Child:
         """Another worker in this seat, while a run is under way."""
         self.children[name].wait(5.0)
-        child = self._spawn(name, "run_worker", Role.WORKER, int(name.removeprefix("worker-")))
+        rank = int(name.removeprefix("worker-"))
+        child = self._spawn(name, "run_worker", Role.WORKER, rank, is_late=True)
         self._await_ready([name])
         return child
 

@@ -250,6 +250,7 @@ class ManagerState:
         reason = f"{node.name} joined"
         before = [one for one in self._empty_seats if self.nodes[one].name == node.name]
         for one in before:
+            node = msgspec.structs.replace(node, is_late=False)  # it is waited for where its predecessor was
             self._empty_seats.discard(one)
             self.departed.append(self.nodes.pop(one))
             reason = f"{node.name} has been replaced"

@@ -90,11 +90,16 @@ class Lane:
         """Push what is staged, all or nothing of it, and ask for the value."""
         self.hyper = hyper
         if self._staged:
-            self.task = self._store.pushpull(self.key, self._buffer, hyper=hyper, wait=False)
+            begun = self._store.begun_batches or None
+            self.task = self._store.pushpull(self.key, self._buffer, hyper=hyper, wait=False, completes=begun)
         else:  # nothing to contribute; the round still needs a word from every member
             assert self._buffer is not None
             self._store.push(self.key, self._buffer[:0], range=(0, 0), hyper=hyper)
             self.task = self._store.pull(self.key, wait=False)
+
+    def ask(self) -> None:
+        """Ask for the value, without a push."""
+        self.task = self._store.pull(self.key, wait=False)
 
     def send_share(self, span: tuple[int, int], count: int, hyper: dict[str, float] | None) -> None:
         """Push elements lo to hi of what is staged, which none of the `count` workers of this step but this one pushes,

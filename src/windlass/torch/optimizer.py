@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from windlass.torch.serving import Serving
 from windlass.torch.shared_model import SharedModel, TrainingOptions
 from windlass.torch.telling import rank_0s
 from windlass.types import Sequential
+from windlass.worker.batches import Batch, check_begun
 from windlass.worker.store import Store
 
 MODES = ("store", "allreduce")
@@ -79,6 +80,7 @@ class Optimizer(torch.optim.Optimizer):
         if mode == "store":
             self._serving = Serving(self._model, optimizer)
             self._backward = self._serving.backward
+            store._leased.refreshers.add(self._serving)
         else:
             self._averaging = Averaging(self._model, compares=True)
             averaging = self._averaging
@@ -99,8 +101,16 @@ class Optimizer(torch.optim.Optimizer):
         """Inside it, backward only accumulates gradients; nothing leaves. The next backward outside sends their sum."""
         return self._backward.quiet()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Apply the mean of all workers' gradients; every parameter is new when it returns. Blocks."""
+    def step(
+        self, closure: Callable[[], Any] | None = None, *, completes: Batch | Sequence[Batch] | None = None
+    ) -> Any:
+        """Apply the mean of all workers' gradients; every parameter is new when it returns. Blocks.
+
+        A step completes the batches of `store.batches` that were begun since the last one. `completes` need not say so:
+        it makes sure of it.
+        """
+        if completes is not None:
+            check_begun(self.store, completes)
         if self._backward.is_closed:
             raise UsageError(
                 f"{self._model.who}: this optimizer, '{self.name}', is closed, or another of its name or on its "
@@ -110,6 +120,7 @@ class Optimizer(torch.optim.Optimizer):
             self._computing.end()
         with self.store.trace("step", category="optimizer"):
             loss = self._step(closure)
+        self.store.begun_batches.clear()
         self._whole_step.end()
         self._begin_step()
         return loss
@@ -136,6 +147,11 @@ class Optimizer(torch.optim.Optimizer):
                     self._serving.skip()
             return loss
         assert self._averaging is not None
+        if self.store.begun_batches:
+            raise UsageError(
+                f"{self._model.who}: batches of store.batches() go to whoever asks, so workers make unequally many "
+                "steps, and with mode='allreduce' each has to make them all; use mode='store'"
+            )
         if closure is None:
             self._check_registered()
             if self._backward.has_unsent or not self._averaging.has_given:

@@ -137,6 +137,11 @@ class Serving:
         if self.plan is Plan.FIRST:
             self._rehearse(is_touched)
         elif self.plan is Plan.AVERAGED:
+            if self._model.store.begun_batches:
+                raise UsageError(
+                    f"{self._model.who}: gradients are changed between backward() and step(), so every worker needs "
+                    "everybody's; batches of store.batches() go to whoever asks. Give each worker its own data instead"
+                )
             self._step_averaged()
         else:
             self._send_rest()
@@ -146,6 +151,16 @@ class Serving:
         for lane in self.lanes.first_needed_first():
             self._give(lane)
         self.backward.reset()
+        self._versions = [tensor._version for tensor in self._model.tensors]
+
+    def refresh(self) -> None:
+        """Take the servers' values as they are now: steps were made without this worker. Blocks."""
+        if self.lanes is None:
+            return
+        for lane in self.lanes:
+            lane.ask()
+        for lane in self.lanes:
+            self._give(lane)
         self._versions = [tensor._version for tensor in self._model.tensors]
 
     def _rehearse(self, is_touched: bool) -> None:

@@ -8,11 +8,13 @@ there is.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +77,15 @@ def lease_of(completes: Batch | Sequence[Batch] | None) -> Lease | None:
     return Lease(batches[0].plan, tuple(numbers))
 
 
+def check_begun(store: Store, completes: Batch | Sequence[Batch]) -> None:
+    """Raise UsageError unless these are the batches that the next step of an optimizer completes."""
+    given = [completes] if isinstance(completes, Batch) else list(completes)
+    begun = store.begun_batches
+    if {id(batch) for batch in given} - {id(batch) for batch in begun} or (given and not begun):
+        expected = ", ".join(map(repr, begun)) or "none: a step was made since"
+        raise UsageError(f"step(completes=): expected batches that were begun since the last step ({expected})")
+
+
 class Batches:
     """Iterates over this worker's part of the work, until all of it is done by everybody. One thread uses it."""
 
@@ -97,7 +108,9 @@ class Batches:
         if not self._share:
             raise StopIteration
         batch = self._share.popleft()
-        self._store._leased.begun.append(batch)
+        begun = self._store.begun_batches
+        begun[:] = [one for one in begun if not one.tasks and one.epoch == batch.epoch]
+        begun.append(batch)
         return batch
 
     def close(self) -> None:
@@ -195,24 +208,31 @@ class Batches:
             if self._waits() is m.Waits.NOBODY:
                 self._store._client.settle(entry.key)  # what is done can be told
             elif name not in self._resting:
-                self._store._rest(entry)
-                self._resting.add(name)
+                with suppress(UsageError):  # somebody has deleted it
+                    self._store._rest(entry)
+                    self._resting.add(name)
 
     def _enter(self, granted: m.Granted) -> None:
-        """Nobody pushes at the moment: begin on all keys at the same step. Level with the others: who had to catch up on
-        a bounded key could not, where a sequential one lets nobody get ahead."""
+        """Nobody pushes at the moment: begin on all keys at the same step. Level with the others: who had to catch up
+        on a bounded key could not, where a sequential one lets nobody get ahead."""
         self._is_outside = False
         for name, entry in self._concerned(granted):
             if name in self._resting:
-                self._store._level(entry)
+                self._level(entry)
         self._resting.clear()
+        self._store._leased.refresh()
 
     def _end(self, granted: m.Granted) -> None:
         """All is done, or we leave. Some have pushed more often than others: from here on all are level."""
         self._resting.clear()
         for _, entry in self._concerned(granted):
-            self._store._level(entry)
+            self._level(entry)
         self._note_holdings()
+        self._store._leased.refresh()
+
+    def _level(self, entry: Any) -> None:
+        with suppress(UsageError):  # somebody has deleted it
+            self._store._level(entry)
 
     def _concerned(self, granted: m.Granted) -> list[tuple[str, Any]]:
         """The keys that the work is pushed to. Who has pushed none of it yet cannot know them all: any of its keys may
@@ -226,6 +246,12 @@ class Batches:
         return sorted(found, key=lambda one: one[1].key.id)  # all in the same order, so that none waits in a circle
 
 
+class Refresher(Protocol):
+    """Somebody who keeps values of the store, an optimizer, say."""
+
+    def refresh(self) -> None: ...
+
+
 @dataclass(slots=True)
 class Leased:
     """What a store knows of leased work: batches that were begun and not yet pushed, and where pushes went."""
@@ -234,10 +260,16 @@ class Leased:
     keys: dict[str, set[str]] = field(default_factory=dict)  # by plan
     plans: list[Batches] = field(default_factory=list)
     run: int = 1  # plans of different runs are different work
+    refreshers: weakref.WeakSet[Refresher] = field(default_factory=weakref.WeakSet)
+
+    def refresh(self) -> None:
+        """Rounds have gone on while this worker had no part in them."""
+        for refresher in list(self.refreshers):
+            refresher.refresh()
 
     def note(self, completes: Batch | Sequence[Batch], task: Task, names: Sequence[str]) -> None:
         """A push was made that completes these."""
-        for batch in [completes] if isinstance(completes, Batch) else completes:
+        for batch in [completes] if isinstance(completes, Batch) else list(completes):
             batch.tasks.append(task)
             self.keys.setdefault(batch.plan, set()).update(names)
 

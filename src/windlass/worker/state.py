@@ -93,6 +93,11 @@ class WorkerState:
                 return []
 
     @property
+    def is_late(self) -> bool:
+        """Whether this worker came to a run under way."""
+        return self._join.is_late
+
+    @property
     def is_joined(self) -> bool:
         """Whether a generation is known and every server of it is linked."""
         servers = [who for who, node in self.nodes.items() if node.role is Role.SERVER]

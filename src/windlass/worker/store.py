@@ -281,6 +281,11 @@ class Store(Declaring):
         self._leased.plans.append(batches)
         return batches
 
+    @property
+    def begun_batches(self) -> list[Batch]:
+        """Batches that this worker has been given and has not pushed for: what the next step completes."""
+        return self._leased.begun
+
     # --- memory and waiting -----------------------------------------------------------------------------------------
 
     def buffer(self, key: str) -> Any:
@@ -309,6 +314,11 @@ class Store(Declaring):
         """Every worker's bytes, in rank order: a round on a key of its own, for what workers must tell each other
         before they can meet elsewhere. All workers call it, with equally many bytes."""
         state = self._client.state
+        if state.is_late:
+            raise UsageError(
+                f"worker-{self.rank} came to a run under way: what needs every worker at its beginning, a "
+                "wl.torch.Optimizer or a Group, it cannot take part in; push and pull with store.batches() it can"
+            )
         count, missing = self.num_workers, state.empty_seats()
         if missing:
             raise ClusterError(f"{', '.join(missing)} left: what needs every worker cannot be begun; start again")
