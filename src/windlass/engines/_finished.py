@@ -23,6 +23,10 @@ from windlass.worker.store import BARRIER, EXCHANGE, Store
 Tally = dict[KeyId, int]
 
 
+_NOT_MISSED = 1 << 62
+"""In a tally: nobody waits for a push on this key."""
+
+
 class Finished(msgspec.Struct, frozen=True):
     """Driver to a worker that still runs: this one has finished, after so many pushes."""
 
@@ -34,8 +38,9 @@ def tally(store: Store) -> Tally:
     """How many pushes this worker has made on each key, those that wait for their turn included."""
 
     def count() -> Tally:
-        keys = [entry.key for entry in store._entries.values()]
-        return {key.id: key.clock + sum(op.push is not None for op in key.queue) for key in keys}
+        entries = store._entries.values()
+        made = {one.key.id: one.key.clock + sum(op.push is not None for op in one.key.queue) for one in entries}
+        return made | {one.key.id: _NOT_MISSED for one in entries if one.is_resting}
 
     return store._client.undisturbed(count)
 

@@ -22,10 +22,13 @@ is left, somebody else gets the piece, too."""
 
 @dataclass(slots=True)
 class Step:
-    """What all workers together take for one step, and who has had a share of it."""
+    """What all workers together take for one step, and who has had a share of it; who came when nothing was left has
+    none."""
 
     pool: deque[int]
+    pieces: frozenset[int]
     served: set[Incarnation] = field(default_factory=set)
+    idle: set[Incarnation] = field(default_factory=set)
 
 
 class Book:
@@ -92,14 +95,22 @@ class Book:
         return pieces
 
     def _share(self, who: Incarnation, crew: Collection[Incarnation]) -> tuple[int, ...]:
-        """Its part of the oldest step that it has had none of: as many as everybody's who is still to come."""
+        """Its part of the oldest step that it has had none of: as many as everybody's who is still to come. The next
+        step begins with who is done with its part of the last one."""
         self._drop_finished_steps(crew)
         for step in self._steps:
             if step.pool and who not in step.served:
                 return self._serve(step, who, crew)
+        if self._steps:
+            last = self._steps[-1]
+            if who not in last.served:
+                last.idle.add(who)
+            if who in last.idle and any(piece in self.held for piece in last.pieces):
+                return ()
         if not self._open:
             return ()
-        step = Step(deque(self._open.popleft() for _ in range(min(self.plan.step_pieces, len(self._open)))))
+        pieces = [self._open.popleft() for _ in range(min(self.plan.step_pieces, len(self._open)))]
+        step = Step(deque(pieces), frozenset(pieces))
         self._steps.append(step)
         return self._serve(step, who, crew)
 
@@ -117,10 +128,13 @@ class Book:
         return tuple(share)
 
     def _drop_finished_steps(self, crew: Collection[Incarnation]) -> None:
-        """Steps that everybody has had a share of. What is left of one, because somebody left, is given out next."""
+        """Steps before the last one that everybody has had a share of. What is left of one, because somebody left, is
+        given out next."""
         for step in [step for step in self._steps if step.served.issuperset(crew) or not step.pool]:
-            self._steps.remove(step)
             self._open.extendleft(reversed(step.pool))
+            step.pool.clear()
+            if step is not self._steps[-1]:
+                self._steps.remove(step)
 
     def _copy_of_slow(self, who: Incarnation, now: float) -> tuple[int, ...]:
         """A piece that somebody has held for too long: the first of the two to be counted counts."""

@@ -78,12 +78,15 @@ class Work:
         if self.is_open_house:
             return []
         ready = [peer for peer, one in self.asking.items() if peer in self.outside and one.is_outside]
-        return ready[: book.num_open]
+        room = book.num_open
+        if self.plan.step_pieces:  # more than make a step are of no use
+            inside = {who for holders in book.held.values() for who in holders} | self.asking.keys() - self.outside
+            room = min(room, max(0, self.plan.step_pieces - len(inside)))
+        return ready[:room]
 
     def let_in(self, book: Book) -> list[Incarnation]:
         """Those who may come in now."""
-        at_work = {who for holders in book.held.values() for who in holders if who not in self.outside}
-        if at_work or self.entering:
+        if book.held or self.entering:
             return []
         coming = self.wants_in(book)
         self.outside.difference_update(coming)

@@ -54,6 +54,7 @@ class Shard(Crew):
     """Every method that can answer somebody returns effects; what they tell must pass `log.hold_back`."""
 
     log_kind: type[ShardLog] = ShardLog
+    ledger_kind: type[Ledger] = Ledger
 
     def __init__(self, place: m.Place, number: int, slots: dict[int, DenseSlot], routes: Routes, host: Host) -> None:
         self.id: KeyId = place.key
@@ -69,7 +70,7 @@ class Shard(Crew):
         self.whole = tuple((slot, 0, size) for slot, size in self.sizes.items())
         self.whole_bytes = sum(self.sizes.values()) * self.itemsize
         self.clocks = Clocks()
-        self.ledger = Ledger()
+        self.ledger = self.ledger_kind()
         self.resting = set()
         self._crew = None
         self.version = 0

@@ -10,15 +10,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec import structs
+
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
-from windlass.consistency import Admission, Keeper, Verdict, may_pull
+from windlass.consistency import Admission, Keeper, Ledger, Verdict, may_pull
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.arrival import ArrivalShard
 from windlass.server.log import Log
 from windlass.server.sequential import SequentialShard
 from windlass.server.state import ServerState
-from windlass.server.units import HeldSlot
+from windlass.server.units import End, HeldSlot
 from windlass.testing.explorer import Limits
 from windlass.types import Bounded, Eventual, Generation, Incarnation, Sequential
 
@@ -243,6 +245,46 @@ class ForgetsClocks(ServerState):
 
 
 # --- the list ---------------------------------------------------------------------------------------------------------
+
+
+# --- leased work counts twice ---------------------------------------------------------------------------------------
+
+
+class _AlwaysFree(Ledger):
+    def is_free(self, plan: str, numbers: Iterable[int]) -> bool:
+        return True
+
+
+class _CountsAgainInRound(SequentialShard):
+    ledger_kind = _AlwaysFree
+
+
+class _CountsAgainOnArrival(ArrivalShard):
+    ledger_kind = _AlwaysFree
+
+
+class CountsLeasesAgain(ServerState):
+    """Does not look whether work that a push completes has been counted."""
+
+    sequential_shard = _CountsAgainInRound
+    arrival_shard = _CountsAgainOnArrival
+
+
+class _ForgetsInRound(SequentialShard):
+    def follow_push(self, entry: m.LogEntry) -> list[End]:
+        return [replace(end, entry=structs.replace(end.entry, leases=())) for end in super().follow_push(entry)]
+
+
+class _ForgetsOnArrival(ArrivalShard):
+    def follow_push(self, entry: m.LogEntry) -> list[End]:
+        return [replace(end, entry=structs.replace(end.entry, leases=())) for end in super().follow_push(entry)]
+
+
+class ForgetsLeases(ServerState):
+    """Its replicas do not know which work has been counted: after a failover it counts again."""
+
+    sequential_shard = _ForgetsInRound
+    arrival_shard = _ForgetsOnArrival
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def lease_of(completes: Batch | Sequence[Batch] | None) -> Lease | None:
     """What a push completes, as it travels."""
     if completes is None:
         return None
-    batches = [completes] if isinstance(completes, Batch) else list(completes)
+    batches = list(completes) if isinstance(completes, Sequence) else [completes]
     for batch in batches:
         if not isinstance(batch, Batch):
             raise UsageError(f"completes expects a batch of store.batches(), or several, got {type(batch).__name__}")
@@ -118,7 +118,8 @@ class Batches:
         if not self.is_over and self._store.is_usable:
             self.is_over = True
             self._share.clear()
-            self._end(self._ask(is_leaving=True))
+            self._rest(self._ask(is_leaving=True))  # until we push again: the others go on
+            self._note_holdings()
 
     def _take(self) -> None:
         granted = self._ask()

@@ -129,6 +129,7 @@ class Declaring:
         """Let nobody wait for our pushes on this key, once all that were made are acknowledged."""
         key = entry.key
         self._client.settle(key)
+        entry.is_resting = True
         for shard in reversed(range(len(key.chains))):
             self._client.request(
                 (key, shard),
@@ -142,6 +143,7 @@ class Declaring:
         self._client.settle(entry.key)
         what = f"the return to '{entry.key.spec.name}'"
         self._begin_at(entry.key, self._attach(entry.key, what, LEVEL), what, first=0)
+        entry.is_resting = False
 
     def _give_first(self, entry: Entry, first: Array) -> None:
         """Give the key its first value; the keeper last: when it has its part, everybody has."""

@@ -37,6 +37,7 @@ class Entry:
         self.key = key
         self.like = Like(kind, key.spec.dtype, key.spec.shape)
         self._hub = hub
+        self.is_resting = False  # nobody waits for this worker's pushes on it
         self.failed: list[Task] = []  # pushes that failed; their callers may not know
         self._results: list[Array] = []
         self._buffers: list[tuple[Block, int]] = []  # and the address where each begins

@@ -200,6 +200,8 @@ class Store(Declaring):
         """A push of one key; with a landing, the pull of the same range rides on it."""
         lo, hi = check_range(entry.key, range)
         flat = self._checked(entry, value, lo, hi, is_range=range is not None)
+        if entry.is_resting:
+            self._level(entry)
         pieces = split(entry.key, lo, hi)
         recorder = self._client.recorder
         began = recorder.now() if recorder is not None else 0

@@ -1,0 +1,108 @@
+"""The scheduler's book of one plan: every piece is given out, and done, once."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass._wire.messages import Plan
+from windlass.consistency import Counted
+from windlass.scheduler.book import SLOW_SECONDS, Book
+from windlass.types import Incarnation
+
+A, B, C = Incarnation(10), Incarnation(11), Incarnation(12)
+CREW = (A, B, C)
+
+
+def plan(size=10, batch_size=1, epochs=1, step_pieces=0):
+    return Plan(name="p", size=size, batch_size=batch_size, epochs=epochs, step_pieces=step_pieces)
+
+
+def test_an_epoch_gives_out_every_piece_once_and_then_the_next_begins():
+    book = Book(plan(size=7, batch_size=2, epochs=2), Counted())
+    given = []
+    while pieces := book.give(A, 0.0, CREW):
+        given += pieces
+        book.finish(A, pieces, 1.0)
+    assert given == [0, 1, 2, 3]
+    assert book.is_epoch_done
+    book.end_epoch()
+    assert not book.is_over
+    assert book.give(B, 2.0, CREW) == (4,)
+
+
+def test_what_a_lost_worker_held_is_doubted_until_the_servers_have_told():
+    book = Book(plan(size=3), Counted())
+    assert book.give(A, 0.0, CREW) + book.give(B, 0.0, CREW) == (0, 1)
+    book.lose(A)
+    book.finish(B, (1,), 1.0)
+    assert book.doubted == {0}
+    assert not book.is_epoch_done
+    book.settle({0}, [])
+    assert book.give(B, 1.0, CREW) == (0,), "what is missing goes out first"
+    book.lose(B)
+    book.settle({0}, [0])
+    assert book.give(C, 1.0, CREW) == (2,)
+    book.finish(C, (2,), 2.0)
+    assert book.is_epoch_done
+
+
+def test_a_slow_workers_piece_goes_to_another_too_but_only_where_nobody_waits_for_rounds():
+    book = Book(plan(size=1), Counted())
+    assert book.give(A, 0.0, CREW) == (0,)
+    assert book.give(B, SLOW_SECONDS + 1, CREW) == ()
+    book.may_copy = True
+    assert book.give(B, SLOW_SECONDS - 1, CREW) == ()
+    assert book.give(B, SLOW_SECONDS + 1, CREW) == (0,)
+    assert book.give(C, SLOW_SECONDS + 1, CREW) == (), "one copy is enough"
+    book.finish(B, (0,), SLOW_SECONDS + 2)
+    assert book.is_epoch_done
+
+
+@given(size=st.integers(1, 40), batch=st.integers(1, 4), step=st.integers(1, 6), seed=st.integers(0, 1000))
+def test_all_workers_together_take_so_many_pieces_for_a_step_however_many_they_are(size, batch, step, seed):
+    rng = random.Random(seed)
+    book = Book(plan(size=size, batch_size=batch, step_pieces=step), Counted())
+    seen = []
+    while not book.is_epoch_done:
+        crew = rng.sample(CREW, rng.randint(1, 3))
+        taken = {who: book.give(who, 0.0, crew) for who in crew}
+        assert not any(book.give(who, 0.0, crew) for who in crew if not taken[who]), "the next step waits for this one"
+        together = [piece for pieces in taken.values() for piece in pieces]
+        left = book.plan.pieces - len(seen)
+        assert len(together) == min(step, left)
+        assert max(map(len, taken.values())) - min(map(len, taken.values())) <= 1, "shares are as equal as can be"
+        for who, pieces in taken.items():
+            book.finish(who, pieces, 1.0)
+        seen += together
+    assert sorted(seen) == list(range(book.plan.pieces))
+
+
+@given(seed=st.integers(0, 100_000), step=st.sampled_from([0, 0, 2, 3]))
+def test_whatever_happens_to_workers_every_piece_counts_and_the_epoch_ends(seed, step):
+    """Workers take, finish, die before or after their push counted, and claim what an earlier scheduler gave them."""
+    rng = random.Random(seed)
+    book = Book(plan(size=12, step_pieces=step), Counted())
+    counted: set[int] = set()
+    holding: dict[Incarnation, tuple[int, ...]] = {}
+    for _ in range(400):
+        if book.is_epoch_done:
+            break
+        who = rng.choice(CREW)
+        held = holding.get(who)
+        if held is None:
+            pieces = book.give(who, 0.0, CREW)
+            if pieces:
+                holding[who] = pieces
+        elif rng.random() < 0.6:
+            counted.update(held)
+            book.finish(who, holding.pop(who), 0.0)
+        else:
+            if rng.random() < 0.5:
+                counted.update(held)
+            del holding[who]
+            book.lose(who)
+        if book.doubted and rng.random() < 0.5:
+            book.settle(set(book.doubted), counted)
+    assert book.is_epoch_done
+    assert counted == set(range(12))

@@ -1,0 +1,35 @@
+"""Which leases a shard has counted."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from windlass.consistency import Counted, Ledger
+
+numbers = st.lists(st.integers(0, 30))
+
+
+@given(numbers)
+def test_counted_numbers_are_a_set_however_they_come(added):
+    counted = Counted()
+    for number in added:
+        counted.add(number)
+    assert {number for number in range(40) if number in counted} == set(added)
+    assert len(counted) == len(set(added))
+    again = Counted(counted.floor, counted.above)
+    assert (again.floor, again.above) == (counted.floor, counted.above)
+
+
+def test_what_is_taken_is_not_free_but_not_told_to_a_learner_either():
+    ledger = Ledger()
+    ledger.take("p", (1, 2))
+    assert not ledger.is_free("p", (2, 3))
+    assert ledger.is_free("p", (3,))
+    assert ledger.is_free("q", (1,))
+    assert ledger.dump() == {}
+    ledger.count("p", (1,))
+    ledger.give_up()
+    assert ledger.is_free("p", (2,))
+    assert not ledger.is_free("p", (1,))
+    learner = Ledger()
+    learner.load(ledger.dump())
+    assert not learner.is_free("p", (1,))
