@@ -115,10 +115,10 @@ STORAGE: dict[str, np.dtype[Any]] = {
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Pieces of work, by their numbers in a plan, that a push completes: it counts only if none of them has been
-    counted before."""
+    """Batches of a workload, by their numbers, that a push completes: it counts only if none of them has been counted
+    before."""
 
-    plan: str
+    workload: str
     numbers: tuple[int, ...]
 
 

@@ -27,11 +27,11 @@ def count_samples(store, size, batch_size, epochs, pause=0.0, **options):
 
 
 def check(results, size, batch_size, epochs):
-    pieces = -(-size // batch_size) * epochs
+    batches = -(-size // batch_size) * epochs
     told = [one for one in results if not isinstance(one, wl.LostWorker)]
     for _, samples, batches in told:
         np.testing.assert_array_equal(samples, epochs)
-        np.testing.assert_array_equal(batches, pieces)
+        np.testing.assert_array_equal(batches, batches)
     return told
 
 
@@ -40,7 +40,7 @@ def check(results, size, batch_size, epochs):
 def test_every_sample_counts_once_an_epoch(engine, consistency):
     with wl.Cluster(servers=2, workers=3, engine=engine, consistency=consistency) as cluster:
         told = check(cluster.run(count_samples, 1000, 70, 2), 1000, 70, 2)
-        assert sum(mine for mine, *_ in told) >= 30  # of pieces that two have done, one counts
+        assert sum(mine for mine, *_ in told) >= 30  # of batches that two have done, one counts
         again = cluster.run(count_samples, 1000, 70, 1)  # a run's work is its own
         np.testing.assert_array_equal(again[0][1], 3)
 

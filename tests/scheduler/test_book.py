@@ -1,11 +1,11 @@
-"""The scheduler's book of one plan: every piece is given out, and done, once."""
+"""The scheduler's book of one workload: every batch is given out, and done, once."""
 
 import random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass._wire.messages import Plan
+from windlass._wire.messages import Workload
 from windlass.consistency import Counted
 from windlass.scheduler.book import SLOW_SECONDS, Book
 from windlass.types import Incarnation
@@ -14,16 +14,16 @@ A, B, C = Incarnation(10), Incarnation(11), Incarnation(12)
 CREW = (A, B, C)
 
 
-def plan(size=10, batch_size=1, epochs=1, step_pieces=0):
-    return Plan(name="p", size=size, batch_size=batch_size, epochs=epochs, step_pieces=step_pieces)
+def workload(size=10, batch_size=1, epochs=1, step_batches=0):
+    return Workload(name="p", size=size, batch_size=batch_size, epochs=epochs, step_batches=step_batches)
 
 
-def test_an_epoch_gives_out_every_piece_once_and_then_the_next_begins():
-    book = Book(plan(size=7, batch_size=2, epochs=2), Counted())
+def test_an_epoch_gives_out_every_batch_once_and_then_the_next_begins():
+    book = Book(workload(size=7, batch_size=2, epochs=2), Counted())
     given = []
-    while pieces := book.give(A, 0.0, CREW):
-        given += pieces
-        book.finish(A, pieces, 1.0)
+    while batches := book.give(A, 0.0, CREW):
+        given += batches
+        book.finish(A, batches, 1.0)
     assert given == [0, 1, 2, 3]
     assert book.is_epoch_done
     book.end_epoch()
@@ -32,7 +32,7 @@ def test_an_epoch_gives_out_every_piece_once_and_then_the_next_begins():
 
 
 def test_what_a_lost_worker_held_is_doubted_until_the_servers_have_told():
-    book = Book(plan(size=3), Counted())
+    book = Book(workload(size=3), Counted())
     assert book.give(A, 0.0, CREW) + book.give(B, 0.0, CREW) == (0, 1)
     book.lose(A)
     book.finish(B, (1,), 1.0)
@@ -47,8 +47,8 @@ def test_what_a_lost_worker_held_is_doubted_until_the_servers_have_told():
     assert book.is_epoch_done
 
 
-def test_a_slow_workers_piece_goes_to_another_too_but_only_where_nobody_waits_for_rounds():
-    book = Book(plan(size=1), Counted())
+def test_a_slow_workers_batch_goes_to_another_too_but_only_where_nobody_waits_for_rounds():
+    book = Book(workload(size=1), Counted())
     assert book.give(A, 0.0, CREW) == (0,)
     assert book.give(B, SLOW_SECONDS + 1, CREW) == ()
     book.may_copy = True
@@ -60,29 +60,29 @@ def test_a_slow_workers_piece_goes_to_another_too_but_only_where_nobody_waits_fo
 
 
 @given(size=st.integers(1, 40), batch=st.integers(1, 4), step=st.integers(1, 6), seed=st.integers(0, 1000))
-def test_all_workers_together_take_so_many_pieces_for_a_step_however_many_they_are(size, batch, step, seed):
+def test_all_workers_together_take_so_many_batches_for_a_step_however_many_they_are(size, batch, step, seed):
     rng = random.Random(seed)
-    book = Book(plan(size=size, batch_size=batch, step_pieces=step), Counted())
+    book = Book(workload(size=size, batch_size=batch, step_batches=step), Counted())
     seen = []
     while not book.is_epoch_done:
         crew = rng.sample(CREW, rng.randint(1, 3))
         taken = {who: book.give(who, 0.0, crew) for who in crew}
         assert not any(book.give(who, 0.0, crew) for who in crew if not taken[who]), "the next step waits for this one"
-        together = [piece for pieces in taken.values() for piece in pieces]
-        left = book.plan.pieces - len(seen)
+        together = [batch for batches in taken.values() for batch in batches]
+        left = book.workload.epoch_batches - len(seen)
         assert len(together) == min(step, left)
         assert max(map(len, taken.values())) - min(map(len, taken.values())) <= 1, "shares are as equal as can be"
-        for who, pieces in taken.items():
-            book.finish(who, pieces, 1.0)
+        for who, batches in taken.items():
+            book.finish(who, batches, 1.0)
         seen += together
-    assert sorted(seen) == list(range(book.plan.pieces))
+    assert sorted(seen) == list(range(book.workload.epoch_batches))
 
 
 @given(seed=st.integers(0, 100_000), step=st.sampled_from([0, 0, 2, 3]))
-def test_whatever_happens_to_workers_every_piece_counts_and_the_epoch_ends(seed, step):
+def test_whatever_happens_to_workers_every_batch_counts_and_the_epoch_ends(seed, step):
     """Workers take, finish, die before or after their push counted, and claim what an earlier scheduler gave them."""
     rng = random.Random(seed)
-    book = Book(plan(size=12, step_pieces=step), Counted())
+    book = Book(workload(size=12, step_batches=step), Counted())
     counted: set[int] = set()
     holding: dict[Incarnation, tuple[int, ...]] = {}
     for _ in range(400):
@@ -91,9 +91,9 @@ def test_whatever_happens_to_workers_every_piece_counts_and_the_epoch_ends(seed,
         who = rng.choice(CREW)
         held = holding.get(who)
         if held is None:
-            pieces = book.give(who, 0.0, CREW)
-            if pieces:
-                holding[who] = pieces
+            batches = book.give(who, 0.0, CREW)
+            if batches:
+                holding[who] = batches
         elif rng.random() < 0.6:
             counted.update(held)
             book.finish(who, holding.pop(who), 0.0)

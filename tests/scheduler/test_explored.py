@@ -1,4 +1,4 @@
-"""Leased work under everything that can go wrong: every piece counts once, everywhere, and the work ends."""
+"""Leased work under everything that can go wrong: every batch counts once, everywhere, and the work ends."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from windlass.types import Bounded, Eventual
 LEASED = Limits(leases=1.0)
 
 
-def test_every_piece_counts_once_through_crashes_joins_and_restarts():
+def test_every_batch_counts_once_through_crashes_joins_and_restarts():
     shots = Shots()
     for seed in range(120):
         outcome = explore(seed, LEASED)

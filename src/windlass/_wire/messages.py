@@ -434,24 +434,24 @@ class Beat(Message, frozen=True):
 # --- leased work ----------------------------------------------------------------------------------------------------
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """Work to be leased: `epochs` passes over `size` samples, in pieces of `batch_size`. Pieces are numbered through
-    all epochs. With `step_pieces` not 0 all workers together take so many for a step."""
+class Workload(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """Work to be leased: `epochs` passes over `size` samples, in batches of `batch_size`. Batches are numbered through
+    all epochs. With `step_batches` not 0 all workers together take so many for a step."""
 
     name: str
     size: int
     batch_size: int
     epochs: int
-    step_pieces: int = 0
+    step_batches: int = 0
 
     @property
-    def pieces(self) -> int:
+    def epoch_batches(self) -> int:
         """How many there are in an epoch."""
         return -(-self.size // self.batch_size)
 
 
 class Waits(Enum):
-    """Whom the pushes and pulls of a plan wait for."""
+    """Whom the pushes and pulls of a workload wait for."""
 
     NOBODY = "nobody"  # eventual keys
     SLOWER = "slower"  # bounded keys: whoever has pushed less
@@ -463,7 +463,7 @@ class Take(Message, frozen=True):
     pushes went to. With `is_outside` nobody waits for me on them: the answer may take its time."""
 
     request: int
-    plan: Plan
+    workload: Workload
     done: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     keys: tuple[KeyId, ...] = ()
@@ -473,37 +473,36 @@ class Take(Message, frozen=True):
 
 
 class Holding(Message, frozen=True):
-    """Worker to scheduler, on every new link: these pieces of a plan are mine; the scheduler that gave them may be no
-    more."""
+    """Worker to scheduler, on every new link: these batches are mine; the scheduler that gave them may be no more."""
 
-    plan: Plan
+    workload: Workload
     held: tuple[int, ...]
     is_outside: bool = False
     waits: Waits = Waits.ROUNDS
 
 
 class Granted(Message, frozen=True):
-    """Scheduler to worker: these pieces are yours. None, and neither `is_over` nor `may_enter`: there is nothing to do
+    """Scheduler to worker: these batches are yours. None, and neither `is_over` nor `may_enter`: there is nothing to do
     now; rest on `keys`, and ask again from outside. With `may_enter`, nobody pushes at the moment: begin on `keys`
     again, and ask."""
 
     request: int
-    pieces: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
     keys: tuple[KeyId, ...] = ()
     is_over: bool = False
     may_enter: bool = False
 
 
 class Tally(Message, frozen=True):
-    """Scheduler to servers: what is counted of this plan on the shards of these keys that you are the head of?"""
+    """Scheduler to servers: what is counted of this workload on the shards of these keys that you are the head of?"""
 
     ask: int
-    plan: str
+    workload: str
     keys: tuple[KeyId, ...]
 
 
 class Tallied(Message, frozen=True):
-    """Head to scheduler: on this shard, one of `num_shards`, pieces below `floor` are counted, and those `above`."""
+    """Head to scheduler: on this shard, one of `num_shards`, batches below `floor` are counted, and those `above`."""
 
     ask: int
     key: KeyId

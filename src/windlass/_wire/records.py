@@ -10,8 +10,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=Tru
 
 
 class EpochDone(Record, frozen=True):
-    """So many epochs of a plan of leased work are done: the servers have confirmed every piece of them."""
+    """So many epochs of a workload are done: the servers have confirmed every batch of them."""
 
     namespace: str
-    plan: str
+    workload: str
     epochs: int

@@ -1,6 +1,6 @@
 """Which leases of work have been counted on one shard.
 
-A plan's leases are numbered from 0 and given out almost in order, so what is counted is all below some number, and a
+A workload's leases are numbered from 0 and given out almost in order, so what is counted is all below some number, and a
 few above it.
 """
 
@@ -35,38 +35,38 @@ class Counted:
 
 
 class Ledger:
-    """What is counted of every plan. `taken` are leases of pushes that are decided but in no entry yet: for who asks
+    """What is counted of every workload. `taken` are leases of pushes that are decided but in no entry yet: for who asks
     whether a lease is free they count, for a learner they do not."""
 
     def __init__(self) -> None:
-        self.plans: dict[str, Counted] = {}
+        self.workloads: dict[str, Counted] = {}
         self._taken: dict[str, set[int]] = {}
 
-    def is_free(self, plan: str, numbers: Iterable[int]) -> bool:
+    def is_free(self, workload: str, numbers: Iterable[int]) -> bool:
         """Whether none of these leases has been counted, or is about to be."""
-        counted, taken = self.plans.get(plan), self._taken.get(plan, ())
+        counted, taken = self.workloads.get(workload), self._taken.get(workload, ())
         return not any((counted is not None and number in counted) or number in taken for number in numbers)
 
-    def take(self, plan: str, numbers: Iterable[int]) -> None:
-        self._taken.setdefault(plan, set()).update(numbers)
+    def take(self, workload: str, numbers: Iterable[int]) -> None:
+        self._taken.setdefault(workload, set()).update(numbers)
 
-    def count(self, plan: str, numbers: Iterable[int]) -> None:
+    def count(self, workload: str, numbers: Iterable[int]) -> None:
         """An entry that completes these leases is made. Safe to repeat."""
-        counted, taken = self.plans.setdefault(plan, Counted()), self._taken.get(plan, set())
+        counted, taken = self.workloads.setdefault(workload, Counted()), self._taken.get(workload, set())
         for number in numbers:
             counted.add(number)
             taken.discard(number)
 
-    def give_up(self, plan: str | None = None, numbers: Iterable[int] = ()) -> None:
+    def give_up(self, workload: str | None = None, numbers: Iterable[int] = ()) -> None:
         """What was taken, or these of it, will not be in an entry of ours."""
-        if plan is None:
+        if workload is None:
             self._taken.clear()
         else:
-            self._taken.get(plan, set()).difference_update(numbers)
+            self._taken.get(workload, set()).difference_update(numbers)
 
     def dump(self) -> dict[str, list[object]]:
-        return {plan: [counted.floor, sorted(counted.above)] for plan, counted in self.plans.items()}
+        return {workload: [counted.floor, sorted(counted.above)] for workload, counted in self.workloads.items()}
 
     def load(self, dumped: dict[str, list[object]]) -> None:
         self._taken.clear()
-        self.plans = {plan: Counted(floor, above) for plan, (floor, above) in dumped.items()}  # type: ignore[arg-type]
+        self.workloads = {workload: Counted(floor, above) for workload, (floor, above) in dumped.items()}  # type: ignore[arg-type]

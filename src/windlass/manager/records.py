@@ -84,7 +84,7 @@ class Image:
         self.dead: set[Incarnation] = set()
         self.keys: dict[KeyId, KeyImage] = {}
         self.dropped: dict[KeyId, str] = {}
-        self.epochs: dict[tuple[str, str], int] = {}  # done, by namespace and plan
+        self.epochs: dict[tuple[str, str], int] = {}  # done, by namespace and workload
         for record in records:
             self.apply(record)
 
@@ -100,8 +100,8 @@ class Image:
                 self.keys[key].is_placed = True
             case KeyDropped(key=key):
                 self.dropped[key] = self.keys.pop(key).spec.name
-            case EpochDone(namespace=namespace, plan=plan, epochs=epochs):
-                self.epochs[(namespace, plan)] = epochs
+            case EpochDone(namespace=namespace, workload=workload, epochs=epochs):
+                self.epochs[(namespace, workload)] = epochs
             case Published():
                 self._publish(record)
 
@@ -125,8 +125,8 @@ class Image:
         if self.number:
             everybody = (*self.departed.values(), *self.nodes.values())
             yield Published(number=self.number, joined=everybody, left=tuple(self.departed), dead=tuple(self.dead))
-        for (namespace, plan), epochs in self.epochs.items():
-            yield EpochDone(namespace=namespace, plan=plan, epochs=epochs)
+        for (namespace, workload), epochs in self.epochs.items():
+            yield EpochDone(namespace=namespace, workload=workload, epochs=epochs)
         for key, image in self.keys.items():
             yield from _doubts(key, image, self.number)
 

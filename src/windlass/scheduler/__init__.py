@@ -1,4 +1,4 @@
-"""Who does what: work leased in small pieces, each counted once."""
+"""Who does what: work leased in small batches, each counted once."""
 
 from windlass.scheduler.hosted import Hosted
 from windlass.scheduler.state import SchedulerState

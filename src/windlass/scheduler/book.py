@@ -1,7 +1,7 @@
-"""The book of one plan: which pieces are to be given out, who holds which, and which are done.
+"""The book of one workload: which batches are to be given out, who holds which, and which are done.
 
-A piece is *open* (to be given out), *held* (somebody works on it), *doubted* (whoever held it is gone: the servers are
-asked whether it counts) or *done*. An epoch is over when all its pieces are done, and the next one begins.
+A batch is *open* (to be given out), *held* (somebody works on it), *doubted* (whoever held it is gone: the servers are
+asked whether it counts) or *done*. An epoch is over when all its batches are done, and the next one begins.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from windlass._wire.messages import Plan
+from windlass._wire.messages import Workload
 from windlass.consistency import Counted
 from windlass.types import Incarnation, KeyId
 
 SLOW_FACTOR = 4.0
 SLOW_SECONDS = 2.0
-"""Whoever holds a piece for longer than this, and than SLOW_FACTOR times what pieces take, is slow: when nothing else
-is left, somebody else gets the piece, too."""
+"""Whoever holds a batch for longer than this, and than SLOW_FACTOR times what batches take, is slow: when nothing else
+is left, somebody else gets the batch, too."""
 
 
 @dataclass(slots=True)
@@ -26,22 +26,22 @@ class Step:
     none."""
 
     pool: deque[int]
-    pieces: frozenset[int]
+    batches: frozenset[int]
     served: set[Incarnation] = field(default_factory=set)
     idle: set[Incarnation] = field(default_factory=set)
 
 
 class Book:
-    def __init__(self, plan: Plan, counted: Counted, epoch: int = 0) -> None:
+    def __init__(self, workload: Workload, counted: Counted, epoch: int = 0) -> None:
         """`counted` is what the servers have of it on the keys that they know of, and nobody may know of all: what is
         of the epoch that is under way is doubted. What is missing below the highest of it is likely to be under way
         now, so it is given out last."""
-        self.plan = plan
+        self.workload = workload
         self.keys: set[KeyId] = set()
         self.may_copy = False  # whether two may do the same work
-        self.epoch = epoch if plan.pieces else plan.epochs
+        self.epoch = epoch if workload.epoch_batches else workload.epochs
         self.done: set[int] = set()
-        self.held: dict[int, dict[Incarnation, float]] = {}  # by piece: who has it, since when
+        self.held: dict[int, dict[Incarnation, float]] = {}  # by batch: who has it, since when
         self.doubted: set[int] = set()
         self._open: deque[int] = deque()
         self._alone: set[int] = set()  # some shards count these: a push must not complete others with one of them
@@ -52,25 +52,25 @@ class Book:
 
     @property
     def num_open(self) -> int:
-        """Pieces that could be given out now."""
+        """Batches that could be given out now."""
         return len(self._open) + sum(len(step.pool) for step in self._steps)
 
     @property
     def is_over(self) -> bool:
-        return self.epoch >= self.plan.epochs
+        return self.epoch >= self.workload.epochs
 
     @property
     def is_epoch_done(self) -> bool:
-        """Whether all pieces of the epoch are done, as far as the workers' word goes."""
+        """Whether all batches of the epoch are done, as far as the workers' word goes."""
         return not (self._open or self.held or self.doubted or any(step.pool for step in self._steps))
 
     def _begin_epoch(self, counted: Counted) -> None:
-        first = self.epoch * self.plan.pieces
-        pieces = range(first, first + self.plan.pieces)
-        self.doubted = {piece for piece in pieces if piece in counted}
+        first = self.epoch * self.workload.epoch_batches
+        batches = range(first, first + self.workload.epoch_batches)
+        self.doubted = {batch for batch in batches if batch in counted}
         highest = max(self.doubted, default=first)
-        left = [piece for piece in pieces if piece not in self.doubted]
-        self._open = deque(sorted(left, key=lambda piece: (piece < highest, piece)))
+        left = [batch for batch in batches if batch not in self.doubted]
+        self._open = deque(sorted(left, key=lambda batch: (batch < highest, batch)))
         self._steps.clear()
 
     def end_epoch(self) -> None:
@@ -84,15 +84,15 @@ class Book:
 
     def give(self, who: Incarnation, now: float, crew: Collection[Incarnation]) -> tuple[int, ...]:
         """What this worker does next; nothing, if there is nothing for it now."""
-        if self.plan.step_pieces:
-            pieces = self._share(who, crew)
+        if self.workload.step_batches:
+            batches = self._share(who, crew)
         elif self._open:
-            pieces = (self._open.popleft(),)
+            batches = (self._open.popleft(),)
         else:
-            pieces = self._copy_of_slow(who, now)
-        for piece in pieces:
-            self.held.setdefault(piece, {})[who] = now
-        return pieces
+            batches = self._copy_of_slow(who, now)
+        for batch in batches:
+            self.held.setdefault(batch, {})[who] = now
+        return batches
 
     def _share(self, who: Incarnation, crew: Collection[Incarnation]) -> tuple[int, ...]:
         """Its part of the oldest step that it has had none of: as many as everybody's who is still to come. The next
@@ -105,12 +105,12 @@ class Book:
             last = self._steps[-1]
             if who not in last.served:
                 last.idle.add(who)
-            if who in last.idle and any(piece in self.held for piece in last.pieces):
+            if who in last.idle and any(batch in self.held for batch in last.batches):
                 return ()
         if not self._open:
             return ()
-        pieces = [self._open.popleft() for _ in range(min(self.plan.step_pieces, len(self._open)))]
-        step = Step(deque(pieces), frozenset(pieces))
+        batches = [self._open.popleft() for _ in range(min(self.workload.step_batches, len(self._open)))]
+        step = Step(deque(batches), frozenset(batches))
         self._steps.append(step)
         return self._serve(step, who, crew)
 
@@ -137,73 +137,73 @@ class Book:
                 self._steps.remove(step)
 
     def _copy_of_slow(self, who: Incarnation, now: float) -> tuple[int, ...]:
-        """A piece that somebody has held for too long: the first of the two to be counted counts."""
+        """A batch that somebody has held for too long: the first of the two to be counted counts."""
         if not self.may_copy:
             return ()
         limit = max(SLOW_SECONDS, SLOW_FACTOR * self._usual_seconds)
-        for piece, holders in self.held.items():
+        for batch, holders in self.held.items():
             if who not in holders and len(holders) == 1 and now - next(iter(holders.values())) > limit:
-                return (piece,)
+                return (batch,)
         return ()
 
     # --- taking back --------------------------------------------------------------------------------------------------
 
-    def finish(self, who: Incarnation, pieces: Iterable[int], now: float) -> None:
+    def finish(self, who: Incarnation, batches: Iterable[int], now: float) -> None:
         """A worker's pushes for these are acknowledged. Who did the same work is done, too, where nobody waits for its
         pushes."""
-        for piece in pieces:
-            holders = self.held.get(piece, {})
+        for batch in batches:
+            holders = self.held.get(batch, {})
             if who in holders:
                 took = now - holders.pop(who)
                 if self.may_copy or not holders:
-                    del self.held[piece]
+                    del self.held[batch]
                 self._usual_seconds = took if not self._usual_seconds else 0.8 * self._usual_seconds + 0.2 * took
-            if self._is_of_epoch(piece):
-                self.done.add(piece)
-                self.doubted.discard(piece)
-                self._withdraw(piece)
+            if self._is_of_epoch(batch):
+                self.done.add(batch)
+                self.doubted.discard(batch)
+                self._withdraw(batch)
 
-    def claim(self, who: Incarnation, pieces: Iterable[int], now: float) -> None:
+    def claim(self, who: Incarnation, batches: Iterable[int], now: float) -> None:
         """A worker holds these, and no others: it may have been given them by the scheduler before this one."""
-        pieces = set(pieces)
-        for piece in pieces:
-            if self._is_of_epoch(piece) and piece not in self.done:
-                self.held.setdefault(piece, {}).setdefault(who, now)
-                self._withdraw(piece)
-        self._let_go(who, lambda piece: piece not in pieces)
+        batches = set(batches)
+        for batch in batches:
+            if self._is_of_epoch(batch) and batch not in self.done:
+                self.held.setdefault(batch, {}).setdefault(who, now)
+                self._withdraw(batch)
+        self._let_go(who, lambda batch: batch not in batches)
 
     def lose(self, who: Incarnation) -> None:
         """A worker is gone: whether what it held counts, the servers know."""
-        self.doubted |= set(self._let_go(who, lambda piece: True, gives_back=False))
+        self.doubted |= set(self._let_go(who, lambda batch: True, gives_back=False))
 
-    def settle(self, pieces: Iterable[int], counted: Collection[int]) -> None:
+    def settle(self, batches: Iterable[int], counted: Collection[int]) -> None:
         """The servers have told which of these count; the others are given out again, first of all."""
-        for piece in sorted(pieces, reverse=True):
-            self.doubted.discard(piece)
-            self.done.discard(piece)
-            if piece in counted:
-                self.done.add(piece)
-            elif piece not in self.held:
-                self._open.appendleft(piece)
-                self._alone.add(piece)
+        for batch in sorted(batches, reverse=True):
+            self.doubted.discard(batch)
+            self.done.discard(batch)
+            if batch in counted:
+                self.done.add(batch)
+            elif batch not in self.held:
+                self._open.appendleft(batch)
+                self._alone.add(batch)
 
     def _let_go(self, who: Incarnation, which: Callable[[int], bool], *, gives_back: bool = True) -> list[int]:
-        """Take pieces from a worker; those that nobody else holds."""
+        """Take batches from a worker; those that nobody else holds."""
         left = []
-        for piece in [piece for piece, holders in self.held.items() if who in holders and which(piece)]:
-            del self.held[piece][who]
-            if not self.held[piece]:
-                del self.held[piece]
-                left.append(piece)
+        for batch in [batch for batch, holders in self.held.items() if who in holders and which(batch)]:
+            del self.held[batch][who]
+            if not self.held[batch]:
+                del self.held[batch]
+                left.append(batch)
         if gives_back:
             self._open.extendleft(reversed(left))
         return left
 
-    def _withdraw(self, piece: int) -> None:
+    def _withdraw(self, batch: int) -> None:
         """Do not give it out, if that is still to come."""
         for pool in (self._open, *(step.pool for step in self._steps)):
-            if piece in pool:
-                pool.remove(piece)
+            if batch in pool:
+                pool.remove(batch)
 
-    def _is_of_epoch(self, piece: int) -> bool:
-        return piece // self.plan.pieces == self.epoch
+    def _is_of_epoch(self, batch: int) -> bool:
+        return batch // self.workload.epoch_batches == self.epoch

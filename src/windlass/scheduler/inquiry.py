@@ -1,4 +1,4 @@
-"""Asking the servers which pieces of a plan are counted."""
+"""Asking the servers which batches of a workload are counted."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NOT_HEAD = -1
 
 @dataclass(slots=True)
 class Inquiry:
-    """One question to all servers, until everybody has answered. A piece is counted if it is on every shard of every
-    key that it went to. `pieces` are those that it is about; None: all that there may be."""
+    """One question to all servers, until everybody has answered. A batch is counted if it is on every shard of every
+    key that it went to. `batches` are those that it is about; None: all that there may be."""
 
     ask: int
-    plan: str
-    keys: tuple[KeyId, ...]  # none: all that know of the plan
-    pieces: frozenset[int] | None
+    workload: str
+    keys: tuple[KeyId, ...]  # none: all that know of the workload
+    batches: frozenset[int] | None
     _announced: dict[Incarnation, int] = field(default_factory=dict)  # how many reports each server said it makes
     _made: dict[Incarnation, int] = field(default_factory=dict)
     _shards: dict[KeyId, dict[int, Counted | None]] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Inquiry:
 
     @property
     def message(self) -> m.Tally:
-        return m.Tally(ask=self.ask, plan=self.plan, keys=self.keys)
+        return m.Tally(ask=self.ask, workload=self.workload, keys=self.keys)
 
     def hear(self, server: Incarnation, tallied: m.Tallied) -> None:
         if tallied.shard < 0:

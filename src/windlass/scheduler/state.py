@@ -1,8 +1,8 @@
-"""The scheduler: gives out pieces of work, and sees to it that each is counted once. `handle(event, now) -> effects`.
+"""The scheduler: gives out batches of work, and sees to it that each is counted once. `handle(event, now) -> effects`.
 
-Whether a piece counts is for the servers to say: a push carries the pieces that it completes, and every shard counts
+Whether a batch counts is for the servers to say: a push carries the batches that it completes, and every shard counts
 each of them once. So whatever the scheduler forgets or gives out twice, no sample counts twice; what it must not do is
-forget one. It asks the servers when somebody who held pieces is gone, and before it calls an epoch done. That an epoch
+forget one. It asks the servers when somebody who held batches is gone, and before it calls an epoch done. That an epoch
 is done is all that it writes down: for the rest a new one asks the servers, and hears from the workers what they hold.
 """
 
@@ -23,10 +23,10 @@ ASK_AGAIN_SECONDS = 0.5
 
 
 class SchedulerState:
-    """One for all namespaces; each plan belongs to one, and is done by its workers."""
+    """One for all namespaces; each workload belongs to one, and is done by its workers."""
 
     def __init__(self, epochs: Mapping[tuple[str, str], int]) -> None:
-        """`epochs` are those that are done already of each namespace's plans."""
+        """`epochs` are those that are done already of each namespace's workloads."""
         self._epochs = dict(epochs)
         self.generation = Generation(0, 0)
         self.workers: dict[Incarnation, Node] = {}
@@ -63,15 +63,16 @@ class SchedulerState:
         if peer not in self.workers:
             return []  # its generation is over, or still to come: it asks again then
         namespace = self.workers[peer].namespace
-        problem = _problem(take.plan)
-        work = self._works.get((namespace, take.plan.name))
-        if work is not None and work.plan != take.plan:
-            problem = f"batches('{take.plan.name}') was begun as {_words(work.plan)}, got {_words(take.plan)}"
+        problem = _problem(take.workload)
+        work = self._works.get((namespace, take.workload.name))
+        if work is not None and work.workload != take.workload:
+            begun, now = _words(work.workload), _words(take.workload)
+            problem = f"batches('{take.workload.name}') was begun as {begun}, got {now}"
         if problem:
             return [Send(peer, m.Refused(request=take.request, is_usage=True, reason=problem))]
         effects: list[Effect] = []
         if work is None:
-            work, effects = self._begin(namespace, take.plan, take.waits)
+            work, effects = self._begin(namespace, take.workload, take.waits)
         if work.book is None:
             work.early.append((peer, take))
             return effects
@@ -85,10 +86,10 @@ class SchedulerState:
         if peer not in self.workers:
             return []
         namespace = self.workers[peer].namespace
-        work = self._works.get((namespace, holding.plan.name))
+        work = self._works.get((namespace, holding.workload.name))
         effects: list[Effect] = []
         if work is None:
-            work, effects = self._begin(namespace, holding.plan, holding.waits)
+            work, effects = self._begin(namespace, holding.workload, holding.waits)
         if holding.is_outside:
             work.outside.add(peer)
         work.founders.add(peer)
@@ -98,9 +99,9 @@ class SchedulerState:
             work.book.claim(peer, holding.held, self._now)
         return effects
 
-    def _begin(self, namespace: str, plan: m.Plan, waits: m.Waits) -> tuple[Work, list[Effect]]:
-        work = Work(plan, namespace, founders=self._crew(namespace), waits=waits)
-        self._works[(namespace, plan.name)] = work
+    def _begin(self, namespace: str, workload: m.Workload, waits: m.Waits) -> tuple[Work, list[Effect]]:
+        work = Work(workload, namespace, founders=self._crew(namespace), waits=waits)
+        self._works[(namespace, workload.name)] = work
         return work, self._inquire(work, None)
 
     def _take(self, work: Work, book: Book, peer: Incarnation, take: m.Take) -> list[Effect]:
@@ -133,11 +134,11 @@ class SchedulerState:
             effects.append(Send(peer, m.Granted(request=request, keys=keys, may_enter=True)))
         crew = self._crew(work.namespace)
         for peer, one in list(work.asking.items()):
-            pieces = book.give(peer, self._now, crew) if work.may_work(peer, book) else ()
-            if pieces or work.must_answer(peer, book, self._now):
+            batches = book.give(peer, self._now, crew) if work.may_work(peer, book) else ()
+            if batches or work.must_answer(peer, book, self._now):
                 del work.asking[peer]
-                effects.append(Send(peer, m.Granted(request=one.request, pieces=pieces, keys=keys)))
-                if not pieces:
+                effects.append(Send(peer, m.Granted(request=one.request, batches=batches, keys=keys)))
+                if not batches:
                     work.outside.add(peer)
         return effects
 
@@ -146,14 +147,14 @@ class SchedulerState:
 
     # --- servers ------------------------------------------------------------------------------------------------------
 
-    def _inquire(self, work: Work, pieces: frozenset[int] | None) -> list[Effect]:
-        """Ask the servers about these pieces. Where no push is known to carry any, the workers' word is all there
+    def _inquire(self, work: Work, batches: frozenset[int] | None) -> list[Effect]:
+        """Ask the servers about these batches. Where no push is known to carry any, the workers' word is all there
         is."""
         book = work.book
         keys = tuple(sorted(book.keys if book is not None else work.seen))
-        if book is not None and pieces is not None and not keys:
-            return self._settle(work, book, pieces, Counted(above=book.done))
-        work.inquiry = Inquiry(self._next_ask, work.plan.name, keys, pieces)
+        if book is not None and batches is not None and not keys:
+            return self._settle(work, book, batches, Counted(above=book.done))
+        work.inquiry = Inquiry(self._next_ask, work.workload.name, keys, batches)
         work.asked_at = self._now
         self._next_ask += 1
         return [Send(server, work.inquiry.message) for server in sorted(self.servers)]
@@ -172,13 +173,13 @@ class SchedulerState:
             work.inquiry = None
             if work.book is None:
                 return self._open(work, inquiry.counted)
-            pieces = inquiry.pieces or frozenset()
-            counted = inquiry.counted if inquiry.seen else Counted(above=pieces)  # the keys were deleted
-            return self._settle(work, work.book, pieces, counted)
+            batches = inquiry.batches or frozenset()
+            counted = inquiry.counted if inquiry.seen else Counted(above=batches)  # the keys were deleted
+            return self._settle(work, work.book, batches, counted)
         return []
 
     def _open(self, work: Work, counted: Counted) -> list[Effect]:
-        book = work.book = Book(work.plan, counted, self._epochs.get((work.namespace, work.plan.name), 0))
+        book = work.book = Book(work.workload, counted, self._epochs.get((work.namespace, work.workload.name), 0))
         effects: list[Effect] = []
         for peer, held in work.holding.items():
             if peer in self.workers:
@@ -189,20 +190,20 @@ class SchedulerState:
                 effects += self._take(work, book, peer, take)
         return effects
 
-    def _settle(self, work: Work, book: Book, pieces: frozenset[int], counted: Counted) -> list[Effect]:
+    def _settle(self, work: Work, book: Book, batches: frozenset[int], counted: Counted) -> list[Effect]:
         was_end = book.is_epoch_done
-        missing = sorted(piece for piece in pieces if piece not in counted)
-        book.settle(pieces, [piece for piece in pieces if piece in counted])
+        missing = sorted(batch for batch in batches if batch not in counted)
+        book.settle(batches, [batch for batch in batches if batch in counted])
         effects: list[Effect] = []
         if missing:
             some = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
-            effects.append(Log("info", f"'{work.plan.name}': {len(missing)} pieces are given out again ({some})"))
+            effects.append(Log("info", f"'{work.workload.name}': {len(missing)} batches are given out again ({some})"))
         elif was_end and book.is_epoch_done:
             book.end_epoch()
-            record = EpochDone(namespace=work.namespace, plan=work.plan.name, epochs=book.epoch)
+            record = EpochDone(namespace=work.namespace, workload=work.workload.name, epochs=book.epoch)
             effects.append(Persist(record))
             end = "the last epoch" if book.is_over else f"epoch {book.epoch - 1}"
-            effects.append(Log("info", f"'{work.plan.name}': {end} is done: every sample was counted once"))
+            effects.append(Log("info", f"'{work.workload.name}': {end} is done: every sample was counted once"))
         return effects + self._go_on(work, book)
 
     # --- members ------------------------------------------------------------------------------------------------------
@@ -239,15 +240,15 @@ class SchedulerState:
         return effects
 
     def _ask_again(self, work: Work) -> list[Effect]:
-        return [] if work.inquiry is None else self._inquire(work, work.inquiry.pieces)
+        return [] if work.inquiry is None else self._inquire(work, work.inquiry.batches)
 
 
-def _problem(plan: m.Plan) -> str:
-    if plan.size < 0 or plan.batch_size < 1 or plan.epochs < 0 or plan.step_pieces < 0:
-        return f"batches('{plan.name}') expects sizes of at least 1, got {_words(plan)}"
+def _problem(workload: m.Workload) -> str:
+    if workload.size < 0 or workload.batch_size < 1 or workload.epochs < 0 or workload.step_batches < 0:
+        return f"batches('{workload.name}') expects sizes of at least 1, got {_words(workload)}"
     return ""
 
 
-def _words(plan: m.Plan) -> str:
-    together = f", {plan.step_pieces} batches a step" if plan.step_pieces else ""
-    return f"{plan.size} samples in batches of {plan.batch_size}, {plan.epochs} epochs{together}"
+def _words(workload: m.Workload) -> str:
+    together = f", {workload.step_batches} batches a step" if workload.step_batches else ""
+    return f"{workload.size} samples in batches of {workload.batch_size}, {workload.epochs} epochs{together}"

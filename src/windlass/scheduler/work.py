@@ -1,8 +1,8 @@
-"""A plan, and its workers: who is at work on it, who waits outside, who comes in.
+"""A workload, and its workers: who is at work on it, who waits outside, who comes in.
 
-Where pushes wait for others (sequential and bounded keys), a worker that comes to the keys of a plan while others push
-would begin on one key before a step of theirs and on the next key after it, and from then on wait for them in a circle.
-So whoever comes, or comes back from a rest, is let in at a moment when nobody who is at work holds anything: then all
+Where pushes wait for others (sequential and bounded keys), a worker that comes to the keys of a workload while others
+push would begin on one key before a step of theirs and on the next key after it, and from then on wait for them in a
+circle. So whoever comes, or comes back from a rest, is let in at a moment when nobody who is at work holds anything: then all
 that was pushed is acknowledged, on every key. Until it has begun on all keys nobody gets anything to do.
 """
 
@@ -36,7 +36,7 @@ class Asking:
 class Work:
     """There is no book until the servers have told what is counted."""
 
-    plan: m.Plan
+    workload: m.Workload
     namespace: str
     founders: set[Incarnation]  # who were there when it began: they have begun on its keys alike
     book: Book | None = None
@@ -79,9 +79,9 @@ class Work:
             return []
         ready = [peer for peer, one in self.asking.items() if peer in self.outside and one.is_outside]
         room = book.num_open
-        if self.plan.step_pieces:  # more than make a step are of no use
+        if self.workload.step_batches:  # more than make a step are of no use
             inside = {who for holders in book.held.values() for who in holders} | self.asking.keys() - self.outside
-            room = min(room, max(0, self.plan.step_pieces - len(inside)))
+            room = min(room, max(0, self.workload.step_batches - len(inside)))
         return ready[:room]
 
     def let_in(self, book: Book) -> list[Incarnation]:

@@ -62,9 +62,9 @@ class ArrivalShard(Shard):
         del self._seen[peer], self._staged[peer]
         self.clocks.received[peer] = push.clock
         which = (peer, push.clock)
-        is_free = self.ledger.is_free(lease.plan, lease.numbers)
+        is_free = self.ledger.is_free(lease.workload, lease.numbers)
         if is_free:
-            self.ledger.take(lease.plan, lease.numbers)
+            self.ledger.take(lease.workload, lease.numbers)
         entry = m.LogEntry(
             kind=m.Kind.PUSH, who=peer, clock=push.clock, hyper=push.hyper, leases=(lease,) if is_free else ()
         )

@@ -101,8 +101,8 @@ class Crew(Answers):
         return [*effects, Send(unit.who, m.Done(request=unit.request)), *self.on_fewer()]
 
     def tally(self, tally: m.Tally) -> m.Tallied:
-        """What is counted here of a plan's leases; a floor of -1, if that is not ours to say."""
-        counted = self.ledger.plans.get(tally.plan)
+        """What is counted here of a workload's batches; a floor of -1, if that is not ours to say."""
+        counted = self.ledger.workloads.get(tally.workload)
         floor, above = (counted.floor, tuple(sorted(counted.above))) if counted is not None else (0, ())
         if not self.log.is_head:
             floor, above = -1, ()

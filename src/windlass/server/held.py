@@ -79,11 +79,11 @@ def misread(key: HeldKey, pieces: tuple[m.Piece, ...]) -> str:
 
 
 def asked_for(tally: m.Tally, keys: Mapping[KeyId, HeldKey]) -> list[AnyShard]:
-    """The shards here that a tally is about: of the keys that it names, or of all that know of the plan."""
+    """The shards here that a tally is about: of the keys that it names, or of all that know of the workload."""
     if tally.keys:
         return [shard for key in tally.keys if key in keys for shard in keys[key].shards.values()]
     shards = [shard for key in keys.values() for shard in key.shards.values()]
-    return [shard for shard in shards if tally.plan in shard.ledger.plans]
+    return [shard for shard in shards if tally.workload in shard.ledger.workloads]
 
 
 class Looked(Protocol):

@@ -199,9 +199,9 @@ class SequentialShard(Shard):
         leases: list[Lease] = []
         for who, one in made.items():
             if one.lease is not None:
-                if not self.ledger.is_free(one.lease.plan, one.lease.numbers):
+                if not self.ledger.is_free(one.lease.workload, one.lease.numbers):
                     continue
-                self.ledger.take(one.lease.plan, one.lease.numbers)
+                self.ledger.take(one.lease.workload, one.lease.numbers)
                 leases.append(one.lease)
             counted[who] = one
         return counted, tuple(leases)

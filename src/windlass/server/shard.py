@@ -543,9 +543,9 @@ class Shard(Crew):
         error = self._errors.get(end.push, "") or end.entry.error
         for lease in end.entry.leases:
             if error:
-                self.ledger.give_up(lease.plan, lease.numbers)
+                self.ledger.give_up(lease.workload, lease.numbers)
             else:
-                self.ledger.count(lease.plan, lease.numbers)
+                self.ledger.count(lease.workload, lease.numbers)
         effects = self._log_end(end, error)
         for slot in self.slots.values():
             if slot.waiting:

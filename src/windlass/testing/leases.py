@@ -1,7 +1,7 @@
 """Leased work in an explored run: what a worker of it does, and what must be true at the end.
 
-A piece of work is a bit: its push adds 1 to that element of every slot of every key, whoever makes it. When all is
-done, every element of every key is 1: no piece was counted twice anywhere, and none was missed.
+A batch of work is a bit: its push adds 1 to that element of every slot of every key, whoever makes it. When all is
+done, every element of every key is 1: no batch was counted twice anywhere, and none was missed.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ class LeaseProgram(Program):
     wrong: str = ""
 
     def _play(self, keys: Keys) -> Iterator[Condition]:
-        plan = self.plan.leased
-        assert plan is not None
+        workload = self.plan.leased
+        assert workload is not None
         given: dict[int, list[Condition]] = {}
         is_outside = False
         while True:
-            done = tuple(piece for piece, calls in given.items() if all(call() for call in calls))
-            for piece in done:
-                del given[piece]
-            granted = yield from self._ask(MANAGER, self._take(plan, done, tuple(given), keys, is_outside))
+            done = tuple(batch for batch, calls in given.items() if all(call() for call in calls))
+            for batch in done:
+                del given[batch]
+            granted = yield from self._ask(MANAGER, self._take(workload, done, tuple(given), keys, is_outside))
             if granted.is_over:
                 break
             if granted.may_enter:
                 yield from self._level(keys)
                 is_outside = False
                 continue
-            if not granted.pieces:
-                self.holdings[plan.name] = m.Holding(plan=plan, held=tuple(given), is_outside=True)
+            if not granted.batches:
+                self.holdings[workload.name] = m.Holding(workload=workload, held=tuple(given), is_outside=True)
                 yield from self._rest([] if is_outside else keys)
                 is_outside = True
                 continue
-            self.holdings[plan.name] = m.Holding(plan=plan, held=(*given, *granted.pieces))
-            for share in [granted.pieces] if plan.step_pieces else [(piece,) for piece in granted.pieces]:
-                calls = [self._push_leased(shape, entry, Lease(plan.name, share)) for shape, entry in keys]
+            self.holdings[workload.name] = m.Holding(workload=workload, held=(*given, *granted.batches))
+            for share in [granted.batches] if workload.step_batches else [(batch,) for batch in granted.batches]:
+                calls = [self._push_leased(shape, entry, Lease(workload.name, share)) for shape, entry in keys]
                 given |= dict.fromkeys(share, calls)
                 yield from self._maybe(lambda calls=calls: all(call() for call in calls))  # type: ignore[misc]
         yield from self._level(keys)
-        self.holdings.pop(plan.name, None)
+        self.holdings.pop(workload.name, None)
         yield lambda: self.under_way == 0
         self._check()
 
     def _take(
-        self, plan: m.Plan, done: tuple[int, ...], held: tuple[int, ...], keys: Keys, is_outside: bool
+        self, workload: m.Workload, done: tuple[int, ...], held: tuple[int, ...], keys: Keys, is_outside: bool
     ) -> Callable[[int], m.AnyMessage]:
         ids = tuple(entry.key.id for _, entry in keys) if self.has_pushed else ()
         kept = {type(shape.consistency) for shape, _ in keys}
         waits = m.Waits.ROUNDS if Sequential in kept else m.Waits.SLOWER if Bounded in kept else m.Waits.NOBODY
         return lambda n: m.Take(
-            request=n, plan=plan, done=done, held=held, keys=ids, is_outside=is_outside, waits=waits
+            request=n, workload=workload, done=done, held=held, keys=ids, is_outside=is_outside, waits=waits
         )
 
     has_pushed = False
@@ -100,8 +100,8 @@ class LeaseProgram(Program):
     def _push_leased(self, shape: KeyShape, entry: Entry, lease: Lease) -> Condition:
         self.has_pushed = True
         value = np.zeros(shape.size, np.int64)
-        for piece in lease.numbers:
-            value += shape.mark(piece)
+        for batch in lease.numbers:
+            value += shape.mark(batch)
         parts, owned = entry.parts(value, 0, split(entry.key, 0, shape.size), may_borrow=False)
 
         def free() -> None:
@@ -123,11 +123,11 @@ class LeaseProgram(Program):
 
     def _look(self, shape: KeyShape, seen: Array, lease: Lease) -> None:
         """Nothing is ever seen twice, and what one has pushed oneself is there, whoever's push it was that counted. (Of
-        several pieces in one push, another's push may have counted some, and the rest is given out again.)"""
-        for piece in range(shape.slot_size):
-            counts = set(seen[piece :: shape.slot_size].tolist())
-            if not counts <= {0, 1} or (lease.numbers == (piece,) and counts != {1}):
-                self.wrong = self.wrong or f"'{shape.name}': piece {piece} was seen {sorted(counts)} times"
+        several batches in one push, another's push may have counted some, and the rest is given out again.)"""
+        for batch in range(shape.slot_size):
+            counts = set(seen[batch :: shape.slot_size].tolist())
+            if not counts <= {0, 1} or (lease.numbers == (batch,) and counts != {1}):
+                self.wrong = self.wrong or f"'{shape.name}': batch {batch} was seen {sorted(counts)} times"
 
 
 def lease_problems(world: World, values: dict[str, Any]) -> list[str]:
@@ -140,6 +140,6 @@ def lease_problems(world: World, values: dict[str, Any]) -> list[str]:
         value = values.get(shape.name)
         if value is not None and not (value == 1).all():
             at = int(np.flatnonzero(value != 1)[0])
-            where = f"piece {at % shape.slot_size} on slot {at // shape.slot_size}"
+            where = f"batch {at % shape.slot_size} on slot {at // shape.slot_size}"
             wrong.append(f"leases: '{shape.name}': {where} counted {value[at]} times")
     return wrong

@@ -251,7 +251,7 @@ class ForgetsClocks(ServerState):
 
 
 class _AlwaysFree(Ledger):
-    def is_free(self, plan: str, numbers: Iterable[int]) -> bool:
+    def is_free(self, workload: str, numbers: Iterable[int]) -> bool:
         return True
 
 

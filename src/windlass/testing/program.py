@@ -44,7 +44,7 @@ class Plan:
     num_seats: int  # workers that may ever be there, joiners included
     ranges: float  # how often a call is on a range
     waits: float  # how often a call is waited for at once
-    leased: m.Plan | None = None  # the work, where it is leased
+    leased: m.Workload | None = None  # the work, where it is leased
 
 
 @dataclass(slots=True)

@@ -155,11 +155,11 @@ class World:
     def _lease_plan(self, keys: list[KeyShape], num_seats: int) -> Plan:
         rng = self.rng
         batch_size = rng.randint(1, 3)
-        leased = m.Plan(
+        leased = m.Workload(
             name="work", size=rng.randint(1, 20), batch_size=batch_size, epochs=rng.randint(1, 2),
-            step_pieces=rng.choice((0, 0, 2, 4)),
+            step_batches=rng.choice((0, 0, 2, 4)),
         )  # fmt: skip
-        shapes = [replace(shape, slot_size=max(1, leased.pieces * leased.epochs)) for shape in keys]
+        shapes = [replace(shape, slot_size=max(1, leased.epoch_batches * leased.epochs)) for shape in keys]
         return Plan(shapes, [], 0, num_seats, ranges=0.0, waits=rng.choice((0.2, 0.6, 1.0)), leased=leased)
 
     def add_server(self) -> None:

@@ -1,7 +1,7 @@
 """Leased work as a worker sees it: an iterator of batches, each of which is somebody's once, and counted once.
 
-A worker asks the scheduler for pieces, and tells it at the same time which ones are done: those whose pushes are
-acknowledged. When there is nothing to do for it at the moment, because others still work on the last pieces of an
+A worker asks the scheduler for batches, and tells it at the same time which ones are done: those whose pushes are
+acknowledged. When there is nothing to do for it at the moment, because others still work on the last batches of an
 epoch, it *rests* on the keys that the work is pushed to, so that no round waits for it, and takes its place again when
 there is.
 """
@@ -40,13 +40,13 @@ class Batch:
     worker's last one of the step: then push.
     """
 
-    plan: str
+    workload: str
     epoch: int
     number: int
     indices: Indices
     weight: float = 1.0
     is_last: bool = True
-    share: tuple[int, ...] = ()  # the pieces of this step that are this worker's
+    share: tuple[int, ...] = ()  # the batches of this step that are this worker's
     tasks: list[Task] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Batch:
         return self.indices if dtype is None else self.indices.astype(dtype)
 
     def __repr__(self) -> str:
-        return f"<Batch {self.number} of '{self.plan}' | epoch {self.epoch}, {len(self)} samples>"
+        return f"<Batch {self.number} of '{self.workload}' | epoch {self.epoch}, {len(self)} samples>"
 
 
 def lease_of(completes: Batch | Sequence[Batch] | None) -> Lease | None:
@@ -67,14 +67,15 @@ def lease_of(completes: Batch | Sequence[Batch] | None) -> Lease | None:
     for batch in batches:
         if not isinstance(batch, Batch):
             raise UsageError(f"completes expects a batch of store.batches(), or several, got {type(batch).__name__}")
-        if batch.plan != batches[0].plan:
-            raise UsageError(f"completes expects batches of one plan, got '{batches[0].plan}' and '{batch.plan}'")
+        if batch.workload != batches[0].workload:
+            both = f"'{batches[0].workload}' and '{batch.workload}'"
+            raise UsageError(f"completes expects batches of one workload, got {both}")
     if not batches:
         return None
     if not batches[-1].is_last:
         raise UsageError(f"{batches[-1]!r} is not the last of its step: push once, when batch.is_last")
     numbers = dict.fromkeys(number for batch in batches for number in batch.share)
-    return Lease(batches[0].plan, tuple(numbers))
+    return Lease(batches[0].workload, tuple(numbers))
 
 
 def check_begun(store: Store, completes: Batch | Sequence[Batch]) -> None:
@@ -89,8 +90,8 @@ def check_begun(store: Store, completes: Batch | Sequence[Batch]) -> None:
 class Batches:
     """Iterates over this worker's part of the work, until all of it is done by everybody. One thread uses it."""
 
-    def __init__(self, store: Store, plan: m.Plan, *, shuffle: bool, seed: int) -> None:
-        self._store, self._plan = store, plan
+    def __init__(self, store: Store, workload: m.Workload, *, shuffle: bool, seed: int) -> None:
+        self._store, self._workload = store, workload
         self._shuffle, self._seed = shuffle, seed
         self._share: deque[Batch] = deque()  # given to us and not begun
         self._given: dict[int, Batch] = {}  # and not known to be done
@@ -123,7 +124,7 @@ class Batches:
 
     def _take(self) -> None:
         granted = self._ask()
-        while not granted.pieces and not granted.is_over:
+        while not granted.batches and not granted.is_over:
             if granted.may_enter:
                 self._enter(granted)
             else:
@@ -134,10 +135,10 @@ class Batches:
             self._end(granted)
             return
         self._is_outside = False
-        last = len(granted.pieces) - 1
-        for at, piece in enumerate(granted.pieces):
-            batch = self._batch(piece, granted.pieces, is_last=at == last)
-            self._given[piece] = batch
+        last = len(granted.batches) - 1
+        for at, number in enumerate(granted.batches):
+            batch = self._batch(number, granted.batches, is_last=at == last)
+            self._given[number] = batch
             self._share.append(batch)
         self._note_holdings()
 
@@ -145,11 +146,11 @@ class Batches:
         """Have the client say what we hold, whenever there is a new scheduler."""
         holdings = self._store._client.state.holdings
         if self.is_over:
-            holdings.pop(self._plan.name, None)
+            holdings.pop(self._workload.name, None)
         else:
             held, waits = tuple(self._given), self._waits()
-            holdings[self._plan.name] = m.Holding(
-                plan=self._plan, held=held, is_outside=self._is_outside, waits=waits
+            holdings[self._workload.name] = m.Holding(
+                workload=self._workload, held=held, is_outside=self._is_outside, waits=waits
             )
 
     def _ask(self, *, is_leaving: bool = False) -> m.Granted:
@@ -159,7 +160,7 @@ class Batches:
             del self._given[number]
         take = partial(
             m.Take,
-            plan=self._plan,
+            workload=self._workload,
             done=tuple(number for number in done if number not in failed),
             held=() if is_leaving else tuple(self._given),
             keys=tuple(entry.key.id for entry in self._entries()),
@@ -167,33 +168,33 @@ class Batches:
             is_leaving=is_leaving,
             waits=self._waits(),
         )
-        what = f"batches('{self._plan.name}')"
+        what = f"batches('{self._workload.name}')"
         granted: m.Granted = self._store._client.request(MANAGER, lambda n: take(request=n), what)[0]
         return granted
 
     def _waits(self) -> m.Waits:
-        """Whom this plan's pushes wait for."""
+        """Whom this workload's pushes wait for."""
         kept = [entry.key.spec.consistency for entry in self._entries()] or [self._store.options.consistency]
         if any(isinstance(one, Sequential) for one in kept):
             return m.Waits.ROUNDS
         return m.Waits.SLOWER if any(isinstance(one, Bounded) for one in kept) else m.Waits.NOBODY
 
     def _entries(self) -> list[Any]:
-        """The keys that this plan's pushes of this worker went to."""
-        names = self._store._leased.keys.get(self._plan.name, set())
+        """The keys that this workload's pushes of this worker went to."""
+        names = self._store._leased.keys.get(self._workload.name, set())
         return [self._store._entries[name] for name in sorted(names) if name in self._store._entries]
 
-    def _batch(self, piece: int, share: tuple[int, ...], *, is_last: bool) -> Batch:
-        plan = self._plan
-        epoch, place = divmod(piece, plan.pieces)
-        indices = self._order_of(epoch)[place * plan.batch_size : (place + 1) * plan.batch_size]
-        together = plan.step_pieces * plan.batch_size
+    def _batch(self, number: int, share: tuple[int, ...], *, is_last: bool) -> Batch:
+        workload = self._workload
+        epoch, place = divmod(number, workload.epoch_batches)
+        indices = self._order_of(epoch)[place * workload.batch_size : (place + 1) * workload.batch_size]
+        together = workload.step_batches * workload.batch_size
         weight = len(indices) / together if together else 1.0
-        return Batch(plan.name, epoch, piece, indices, weight, is_last, share if together else (piece,))
+        return Batch(workload.name, epoch, number, indices, weight, is_last, share if together else (number,))
 
     def _order_of(self, epoch: int) -> Indices:
         if self._order[0] != epoch:
-            order = np.arange(self._plan.size)
+            order = np.arange(self._workload.size)
             if self._shuffle:
                 np.random.default_rng([self._seed, epoch]).shuffle(order)
             self._order = (epoch, order)
@@ -258,9 +259,9 @@ class Leased:
     """What a store knows of leased work: batches that were begun and not yet pushed, and where pushes went."""
 
     begun: list[Batch] = field(default_factory=list)
-    keys: dict[str, set[str]] = field(default_factory=dict)  # by plan
-    plans: list[Batches] = field(default_factory=list)
-    run: int = 1  # plans of different runs are different work
+    keys: dict[str, set[str]] = field(default_factory=dict)  # by workload
+    workloads: list[Batches] = field(default_factory=list)
+    run: int = 1  # workloads of different runs are different work
     refreshers: weakref.WeakSet[Refresher] = field(default_factory=weakref.WeakSet)
 
     def refresh(self) -> None:
@@ -272,12 +273,12 @@ class Leased:
         """A push was made that completes these."""
         for batch in [completes] if isinstance(completes, Batch) else list(completes):
             batch.tasks.append(task)
-            self.keys.setdefault(batch.plan, set()).update(names)
+            self.keys.setdefault(batch.workload, set()).update(names)
 
     def close(self) -> None:
         """A run is over: give back what was not done."""
-        plans, self.plans = self.plans, []
+        workloads, self.workloads = self.workloads, []
         self.begun.clear()
         self.keys.clear()
-        for plan in plans:
-            plan.close()
+        for workload in workloads:
+            workload.close()

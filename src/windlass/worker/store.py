@@ -271,16 +271,16 @@ class Store(Declaring):
         """
         if self.is_driver:
             raise UsageError("the driver is no worker and takes no batches; call it in the function given to run()")
-        step_pieces = check_batches(dataset_size, batch_size, epochs, global_batch)
-        plan = m.Plan(
-            name=name or f"run-{self._leased.run}/batches-{len(self._leased.plans)}",
+        step_batches = check_batches(dataset_size, batch_size, epochs, global_batch)
+        workload = m.Workload(
+            name=name or f"run-{self._leased.run}/batches-{len(self._leased.workloads)}",
             size=dataset_size,
             batch_size=batch_size,
             epochs=epochs,
-            step_pieces=step_pieces,
+            step_batches=step_batches,
         )
-        batches = Batches(self, plan, shuffle=shuffle, seed=seed)
-        self._leased.plans.append(batches)
+        batches = Batches(self, workload, shuffle=shuffle, seed=seed)
+        self._leased.workloads.append(batches)
         return batches
 
     @property
