@@ -1,7 +1,7 @@
 """Which leases of work have been counted on one shard.
 
-A workload's leases are numbered from 0 and given out almost in order, so what is counted is all below some number, and a
-few above it.
+A workload's batches are numbered from 0 and given out almost in order, so what is counted is all below some number, and
+a few above it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Counted:
 
 
 class Ledger:
-    """What is counted of every workload. `taken` are leases of pushes that are decided but in no entry yet: for who asks
-    whether a lease is free they count, for a learner they do not."""
+    """What is counted of every workload. *Taken* are batches of pushes that are decided but in no entry yet: for who
+    asks whether a batch is free they count, for a learner they do not."""
 
     def __init__(self) -> None:
         self.workloads: dict[str, Counted] = {}

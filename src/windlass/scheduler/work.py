@@ -2,8 +2,8 @@
 
 Where pushes wait for others (sequential and bounded keys), a worker that comes to the keys of a workload while others
 push would begin on one key before a step of theirs and on the next key after it, and from then on wait for them in a
-circle. So whoever comes, or comes back from a rest, is let in at a moment when nobody who is at work holds anything: then all
-that was pushed is acknowledged, on every key. Until it has begun on all keys nobody gets anything to do.
+circle. So whoever comes, or comes back from a rest, is let in at a moment when nobody who is at work holds anything:
+then all that was pushed is acknowledged, on every key. Until it has begun on all keys nobody gets anything to do.
 """
 
 from __future__ import annotations
