@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -222,15 +221,6 @@ def test_a_server_that_is_stuck_does_not_hold_up_close(fresh: ForkServer) -> Non
     assert left_after([fresh.pid, child.pid], 1) == []
 
 
-@pytest.fixture
-def _ctrl_c_raises() -> Iterator[None]:
-    """A background shell may have switched Ctrl-C off."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_ctrl_c_raises")
 def test_an_interrupt_during_the_grace_still_kills_everything() -> None:
     server = ForkServer(preload=[])
     child = server.spawn("spinning", CALL)

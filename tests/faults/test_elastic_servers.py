@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import windlass as wl
+from tests.busy import is_within
 from tests.faults.scenes import cluster, play, somewhere
 from windlass.testing.havoc import Hand
 from windlass.testing.rig import Script, bits, perform
@@ -86,4 +87,4 @@ def test_nobody_waits_for_a_beat_when_chains_change() -> None:
         report = perform(there, Script(keys, clock=90, seed=15, cuts=0, lag_seconds=0.01), plan)
     assert report.verdict.ok, report.verdict.reason
     assert (report.num_during("add"), report.num_during("remove")) == (3, 3)
-    assert report.longest_seconds < lease_seconds / 8 / 2
+    assert is_within(report.longest_seconds, lease_seconds / 8 / 2)
