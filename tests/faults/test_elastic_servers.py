@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import windlass as wl
-from tests.busy import is_within
 from tests.faults.scenes import cluster, play, somewhere
 from windlass.testing.havoc import Hand
 from windlass.testing.rig import Script, bits, perform
@@ -71,7 +70,7 @@ def test_a_server_killed_while_another_is_added_and_a_third_leaves_loses_nothing
 
 def test_nobody_waits_for_a_beat_when_chains_change() -> None:
     """A head may answer when its successor has confirmed it, and asks every eighth of a lease; a new one at once."""
-    lease_seconds = 40.0
+    lease_seconds = 120.0
 
     def plan(hand: Hand) -> None:
         hand.await_version("w", 3)
@@ -87,4 +86,4 @@ def test_nobody_waits_for_a_beat_when_chains_change() -> None:
         report = perform(there, Script(keys, clock=90, seed=15, cuts=0, lag_seconds=0.01), plan)
     assert report.verdict.ok, report.verdict.reason
     assert (report.num_during("add"), report.num_during("remove")) == (3, 3)
-    assert is_within(report.longest_seconds, lease_seconds / 8 / 2)
+    assert report.longest_seconds < lease_seconds / 8 / 2
