@@ -37,8 +37,9 @@ demo: $(VENV)/.demo
 	$(BIN)/windlass demo $(ARGS)
 
 # Whole files run two at a time; JOBS=0 runs one after the other. Those that load torch go by themselves: once it is
-# loaded, every cluster that the same process starts loads it too, which takes 1.5 s.
+# loaded, every cluster that the same process starts loads it too, which takes 1.5 s. What compares speeds runs alone.
 JOBS ?= 2
+ALONE := tests/examples/test_stragglers.py
 TORCH := apps behaviour checkpoint cli/test_demo.py collectives store test_arrays.py torch_devices torch_training
 TORCH := $(addprefix tests/,$(TORCH))
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
@@ -47,7 +48,8 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 unexport PYTHONDONTWRITEBYTECODE
 
 test: check
-	$(PYTEST) $(TORCH:%=--ignore=%)
+	$(BIN)/python -m pytest $(ALONE)
+	$(PYTEST) $(ALONE:%=--ignore=%) $(TORCH:%=--ignore=%)
 	$(PYTEST) $(TORCH)
 
 check: $(VENV)/.ready
