@@ -36,16 +36,21 @@ demo: $(VENV)/.demo
 	@$(FASHION_MNIST)
 	$(BIN)/windlass demo $(ARGS)
 
-# Tests that watch the clock or kill processes go first, before torch is loaded: once it is, every cluster loads it too,
-# which takes 1.6 s. The others can run two at a time, by whole files: `make test JOBS=2`.
-ALONE := bench cli/test_run.py cli/test_run_ends.py cli/test_status.py consistency/test_real_processes.py engines faults \
-	examples/test_stragglers.py manager test_clusters.py trace transport
-ALONE := $(addprefix tests/,$(ALONE))
-JOBS ?= 0
+# Whole files run two at a time; JOBS=0 runs one after the other. Those that load torch go by themselves: once it is
+# loaded, every cluster that the same process starts loads it too, which takes 1.5 s. What compares speeds runs alone.
+JOBS ?= 2
+ALONE := tests/examples/test_stragglers.py
+TORCH := apps behaviour checkpoint cli/test_demo.py collectives store test_arrays.py torch_devices torch_training
+TORCH := $(addprefix tests/,$(TORCH))
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+# The tests start some hundreds of processes, and each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 test: check
 	$(BIN)/python -m pytest $(ALONE)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ALONE:%=--ignore=%)
+	$(PYTEST) $(ALONE:%=--ignore=%) $(TORCH:%=--ignore=%)
+	$(PYTEST) $(TORCH)
 
 check: $(VENV)/.ready
 	$(BIN)/ruff check src tests bench examples

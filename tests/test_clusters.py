@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import windlass as wl
+from tests.busy import is_within
 
 
 def descendants() -> list[psutil.Process]:
@@ -28,7 +29,7 @@ def gone_within(processes: list[psutil.Process], seconds: float) -> bool:
 def test_two_servers_and_four_workers_are_ready_within_five_seconds_and_gone_after_the_block():
     began = time.monotonic()
     with wl.Cluster(servers=2, workers=4) as cluster:
-        assert time.monotonic() - began < 5
+        assert is_within(time.monotonic() - began, 5)
         names = [node.name for node in cluster.nodes()]
         assert names == ["manager", "server-0", "server-1", "worker-0", "worker-1", "worker-2", "worker-3"]
         assert all(node.state == "alive" and psutil.pid_exists(node.pid) for node in cluster.nodes())
@@ -60,7 +61,7 @@ def test_an_exception_arrives_with_its_rank_and_traceback_and_ends_the_others_wa
         began = time.monotonic()
         with pytest.raises(KeyError, match="the dog ate it") as caught:
             cluster.run(work)
-        assert time.monotonic() - began < 5
+        assert is_within(time.monotonic() - began, 5)
         note = "\n".join(caught.value.__notes__)
         assert "raised in worker-1" in note
         assert 'raise KeyError("the dog ate it")' in note
@@ -117,7 +118,7 @@ def test_the_death_of_a_server_is_a_clear_error_in_every_worker_within_a_second(
     with wl.Cluster(servers=2, workers=4, transport=transport, chunk_bytes=64 << 10) as cluster:
         victim = next(node for node in cluster.nodes() if node.name == "server-1")
         for seconds, name, text in cluster.run(work, victim.pid):
-            assert seconds < 1
+            assert is_within(seconds, 1)
             assert name == "LostRange"
             assert "of 'w' were held by server-1, which died" in text
         states = {node.name: node.state for node in cluster.nodes()}
@@ -138,7 +139,7 @@ def test_a_key_of_a_dead_server_is_an_error_at_once_for_new_workers_too():
         began = time.monotonic()
         with pytest.raises(wl.LostRange, match="of 'w' were held by"):
             cluster.run(work)
-        assert time.monotonic() - began < 5
+        assert is_within(time.monotonic() - began, 5)
 
 
 def test_an_updater_that_cannot_even_be_made_on_a_server_harms_nobody():
@@ -219,7 +220,7 @@ def test_ctrl_c_in_the_middle_of_a_call_leaves_a_store_that_works(tmp_path):
             """
         )
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=150)
     assert done.stdout == "fine\n", done.stderr
 
 

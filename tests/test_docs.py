@@ -18,7 +18,7 @@ WITH_CODE = [page for page in PAGES if "```python" in page.read_text()]
 def test_the_examples_of_a_page_run(page, tmp_path):
     script = tmp_path / "page.py"
     script.write_text("\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)))
-    done = subprocess.run([sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     if page.name == "README.md":
         assert done.stdout.count("1.4999") == 4, done.stdout

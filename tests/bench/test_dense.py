@@ -15,7 +15,7 @@ def test_a_tiny_run_without_peers_writes_its_section_between_the_markers(tmp_pat
     options = "--without gloo --without mpi --workers 2 --elements 256 --alternations 1 --sample-seconds 0.01 "
     options += "--no-extras --only shm"
     command = [sys.executable, "-m", "bench.dense", *options.split(), "--markdown", str(page)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     text = page.read_text()
     assert "old" not in text
@@ -28,6 +28,6 @@ def test_a_tiny_run_without_peers_writes_its_section_between_the_markers(tmp_pat
 def test_a_missing_peer_ends_the_run_with_what_to_do() -> None:
     without_tools = {"PATH": "", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "bench.dense", "--without", "gloo"]
-    done = subprocess.run(command, cwd=ROOT, env=without_tools, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, cwd=ROOT, env=without_tools, capture_output=True, text=True, timeout=150)
     assert done.returncode == 2
     assert "--without mpi" in done.stderr

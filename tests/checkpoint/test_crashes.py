@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def program(*words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(list(map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=50)
+    return subprocess.run(list(map(str, words)), cwd=ROOT, capture_output=True, text=True, timeout=150)
 
 
 def test_a_process_killed_while_it_saves_leaves_what_was_saved_before(tmp_path):

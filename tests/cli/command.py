@@ -16,7 +16,7 @@ import psutil
 
 WINDLASS = str(Path(sys.executable).parent / "windlass")
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PATIENCE_SECONDS = 40
+PATIENCE_SECONDS = 150
 
 WAITING = """
 import sys, time

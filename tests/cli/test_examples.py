@@ -15,8 +15,7 @@ def test_the_linear_example_finds_the_truth_in_every_worker() -> None:
 
 
 def test_the_notebook_example_counts_every_push() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / "notebook_style.py")], capture_output=True, text=True, timeout=40
-    )
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "notebook_style.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert (done.returncode, done.stderr) == (0, "")
     assert "in the end   [100. 100. 100.]" in done.stdout

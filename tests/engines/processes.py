@@ -83,6 +83,6 @@ def start_driver(script: Path, text: str, *arguments: str, **options: Any) -> It
 def run_driver(script: Path, text: str, *arguments: str) -> str:
     """The output of a script that must succeed and must not say anything on stderr."""
     with start_driver(script, text, *arguments) as driver:
-        out, err = driver.communicate(timeout=30)
+        out, err = driver.communicate(timeout=150)
     assert (driver.returncode, err) == (0, "")
     return out

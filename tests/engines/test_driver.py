@@ -167,7 +167,7 @@ def test_code_without_a_file_works_as_in_a_notebook(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": PYTHONPATH}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        capture_output=True, text=True, timeout=30, cwd=tmp_path, env=environment,
+        capture_output=True, text=True, timeout=150, cwd=tmp_path, env=environment,
     )
     assert (done.stdout, done.stderr) == ("5\n", "")
 
@@ -177,7 +177,7 @@ def test_a_driver_with_closed_streams_works(tmp_path: Path, closed: str) -> None
     (tmp_path / "driver.py").write_text("OFFSET = 7" + TALK + "open('answer', 'w').write(str(answer))")
     command = f"exec '{sys.executable}' driver.py {closed}"
     subprocess.run(
-        ["sh", "-c", command], cwd=tmp_path, check=True, timeout=30, env=os.environ | {"PYTHONPATH": PYTHONPATH}
+        ["sh", "-c", command], cwd=tmp_path, check=True, timeout=150, env=os.environ | {"PYTHONPATH": PYTHONPATH}
     )
     assert (tmp_path / "answer").read_text() == "7"
 
@@ -188,6 +188,6 @@ def test_a_package_found_through_the_scripts_own_sys_path_is_found_by_the_server
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-I", str(tmp_path / "driver.py")],  # isolated: the environment would not help either
-        capture_output=True, text=True, timeout=30, cwd="/", env=environment,
+        capture_output=True, text=True, timeout=150, cwd="/", env=environment,
     )
     assert (done.stdout, done.stderr) == ("9\n", "")

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "learning_rates.py"
 def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error", str(SCRIPT), *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=50, cwd=cwd, env={**os.environ, **environment}
+        command, capture_output=True, text=True, timeout=150, cwd=cwd, env={**os.environ, **environment}
     )
 
 

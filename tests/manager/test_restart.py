@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import windlass as wl
+from tests.busy import is_within
 from windlass.engines import _revival
 
 SIZE = 20_000
@@ -30,7 +31,8 @@ def term(cluster: wl.Cluster) -> int:
     return int(cluster.store()._manager_says()["generation"].partition(".")[0])
 
 
-def wait_for(what: Callable[[], bool], seconds: float) -> float:
+def wait_for(what: Callable[[], bool], seconds: float = 30.0) -> float:
+    """How long it took to come true."""
     began = time.monotonic()
     while not what():
         assert time.monotonic() - began < seconds, "it did not come true in time"
@@ -62,11 +64,11 @@ def test_training_goes_on_while_the_manager_is_killed_and_another_comes(transpor
     with wl.Cluster(servers=2, workers=2, replicas=1, transport=transport) as cluster:
         killed = manager_pid(cluster)
         for seen in cluster.run(train, killed):
-            assert seen["worst"] < seen["usual"] + 2.0
-            assert seen["created"] < 2.0
+            assert is_within(seen["worst"], seen["usual"] + 2.0)
+            assert is_within(seen["created"], 2.0)
             assert np.array_equal(seen["w"], np.full(SIZE, 400.0))
             assert np.array_equal(seen["later"], np.full(10, 2.0))
-        wait_for(lambda: term(cluster) == 2, 2.0)
+        wait_for(lambda: term(cluster) == 2)
         nodes = {node.name: node for node in cluster.nodes()}
         assert sorted(nodes) == ["manager", "server-0", "server-1", "worker-0", "worker-1"]
         assert all(node.state == "alive" for node in nodes.values())
@@ -78,7 +80,8 @@ def test_workers_that_are_idle_come_back_by_themselves(caplog: pytest.LogCapture
         for expected in (2, 3):
             killed = manager_pid(cluster)
             os.kill(killed, signal.SIGKILL)
-            assert wait_for(lambda expected=expected: term(cluster) == expected, 5.0) < 2.0  # type: ignore[misc]
+            took = wait_for(lambda expected=expected: term(cluster) == expected)  # type: ignore[misc]
+            assert is_within(took, 2.0)
             assert f"manager (pid {killed}) was killed by SIGKILL; another one is started" in caplog.text
             assert all(node.state == "alive" for node in cluster.nodes())
             assert cluster.run(add_one, expected) == [2.0 * (expected - 1)] * 2
@@ -152,7 +155,7 @@ def test_a_server_that_is_to_leave_while_there_is_no_manager_hands_over_when_the
         pids = {node.name: node.pid for node in cluster.nodes()}
         os.kill(pids["manager"], signal.SIGKILL)
         os.kill(pids["server-0"], signal.SIGTERM)
-        wait_for(lambda: {node.name: node.state for node in cluster.nodes()}["server-0"] == "gone", 10.0)
+        wait_for(lambda: {node.name: node.state for node in cluster.nodes()}["server-0"] == "gone")
         assert cluster.run(add_one, 1) == [2.0]
 
 
@@ -162,9 +165,9 @@ def test_a_manager_that_keeps_dying_fails_the_cluster(
     monkeypatch.setattr(_revival, "MAX_RESTARTS", 1)
     with wl.Cluster(servers=1, workers=1) as cluster, caplog.at_level(logging.WARNING):
         os.kill(manager_pid(cluster), signal.SIGKILL)
-        wait_for(lambda: term(cluster) == 2, 5.0)
+        wait_for(lambda: term(cluster) == 2)
         os.kill(manager_pid(cluster), signal.SIGKILL)
-        wait_for(lambda: "it is not started again" in caplog.text, 5.0)
+        wait_for(lambda: "it is not started again" in caplog.text)
         with pytest.raises(wl.ClusterError, match="killed by SIGKILL; managers have died 2 times within 60 s"):
             cluster.run(add_one, 1)
         with pytest.raises(wl.ClusterError, match="the cluster cannot go on: close it, and open another"):
@@ -179,7 +182,7 @@ def test_two_clusters_cannot_have_one_journal_at_the_same_time(tmp_path: Path) -
             "import windlass as wl\n"
             f"wl.Cluster(servers=1, workers=1, journal={path!r})\n"
         )  # fmt: skip
-        other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50)
+        other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=150)
         assert other.returncode != 0
         assert f"another manager holds the journal {path}" in other.stderr
         assert cluster.run(add_one, 1) == [1.0]

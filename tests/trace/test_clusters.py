@@ -260,7 +260,7 @@ def test_an_embedded_store_is_traced_until_it_is_closed_or_its_process_ends(tmp_
         "store.create('w', np.zeros(10, np.float32))\n"
         "store.pushpull('w', np.ones(10, np.float32))\n"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=30)
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=150)
     assert len(spans_of(read(other), "worker-0", "pushpull")) == 1
 
 
