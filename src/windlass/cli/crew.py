@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from windlass.cli.look import Looker
+from windlass.engines.look import Looker
 from windlass.cli.output import Lines, Output, Stream
 from windlass.cli.script import TARGET, Script
 from windlass.engines import _settling

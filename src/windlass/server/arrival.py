@@ -37,7 +37,13 @@ class ArrivalShard(Shard):
         divisor = max(1, len(self.members.live))
         which = (peer, push.clock)
         entry = m.LogEntry(
-            kind=m.Kind.PUSH, who=peer, clock=push.clock, part=push.part, parts=push.parts, hyper=push.hyper
+            kind=m.Kind.PUSH,
+            who=peer,
+            clock=push.clock,
+            part=push.part,
+            parts=push.parts,
+            hyper=push.hyper,
+            elements=(sum([hi - lo for _, lo, hi, _ in staged]),),
         )
         is_whole = self._count(entry)
         end = End(which, (peer,) if is_whole else (), (peer,) if is_whole and not push.pull else (), entry)

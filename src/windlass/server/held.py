@@ -46,6 +46,20 @@ class HeldKey:
         }
 
 
+    def counts(self) -> dict[str, Any]:
+        """What was counted here of every incarnation, shard by shard: plain data."""
+        shards = {
+            number: {
+                "is_head": shard.log.is_head,
+                "version": shard.version,
+                "applied": dict(shard.clocks.applied),
+                "counted": dict(shard.counted),
+            }
+            for number, shard in self.shards.items()
+        }
+        return {"id": next((shard.id for shard in self.shards.values()), 0), "counts": shards}
+
+
 def misfit(shard: Shard, pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...] | None) -> str:
     """What is wrong with pieces that a peer named, if anything: nothing from the wire indexes memory unchecked."""
     for number, lo, hi in pieces:

@@ -163,11 +163,14 @@ class SequentialShard(Shard):
             told = ", ".join(f"{self.members.name(who)} {one.hyper}" for who, one in made.items())
             self._errors[push] = f"the hyper-parameters of round {round} of '{self.spec.name}' differ: {told}"
         by_slot: dict[int, list[StagedPiece]] = {number: [] for number in self.slots}
+        elements = dict.fromkeys(ranked, 0)
         if push not in self._errors:
-            for one in made.values():
+            for who, one in made.items():
                 for piece in one.pieces:
                     by_slot[piece[0]].append(piece)
-        entry = m.LogEntry(kind=m.Kind.ROUND, clock=round, members=ranked, hyper=hyper)
+                    elements[who] += piece[2] - piece[1]
+        given = tuple(elements.values())
+        entry = m.LogEntry(kind=m.Kind.ROUND, clock=round, members=ranked, hyper=hyper, elements=given)
         acks = tuple(who for who, one in made.items() if one.wants_ack)
         effects += self.queue(
             [

@@ -41,6 +41,7 @@ from windlass.server.units import (
     Teach,
     Unit,
     Waiting,
+    count_elements,
 )
 from windlass.store.dense import Contribution as SlotPiece
 from windlass.store.dense import DenseSlot, Reduced
@@ -68,6 +69,7 @@ class Shard(Answers):
         self.whole = tuple((slot, 0, size) for slot, size in self.sizes.items())
         self.whole_bytes = sum(self.sizes.values()) * self.itemsize
         self.clocks = Clocks()
+        self.counted: dict[Incarnation, int] = {}  # elements that are in the value, by who gave them; the departed, too
         self.version = 0
         self.members = host.members
         self.log = self.log_kind(place.key, number, host.me, host.pins, host.memory)
@@ -180,6 +182,7 @@ class Shard(Answers):
         return {
             "applied": dict(self.clocks.applied),
             "version": self.version,
+            "counted": dict(self.counted),
             "refused": [[who, clock, error] for (who, clock), error in self._refused.items()],
         }
 
@@ -187,6 +190,7 @@ class Shard(Answers):
         self.clocks.received = {Incarnation(who): clock for who, clock in counts["applied"].items()}
         self.clocks.applied = {Incarnation(who): clock for who, clock in counts["applied"].items()}
         self.version = counts["version"]
+        self.counted = {Incarnation(who): elements for who, elements in counts["counted"].items()}
         self._refused = {(Incarnation(who), clock): error for who, clock, error in counts["refused"]}
         for slot in self.slots.values():
             slot.base = UNSEEN
@@ -566,6 +570,7 @@ class Shard(Answers):
             if who in self.clocks.applied:  # it may have left meanwhile
                 self.clocks.applied[who] = clock
         is_whole = bool(end.members) or end.push[0] == ROUND
+        count_elements(self.counted, end.entry)
         if is_whole:
             self.ended(clock)
         error = self._errors.get(end.push, "") or end.entry.error

@@ -225,7 +225,7 @@ class ServerState:
                 self._pins.release_all(peer, but=pins, before=self._horizons.get(peer))
                 return []
             case m.Inspect():
-                return [Send(peer, m.Done(request=message.request, detail=self._inspect(peer, message.key)))]
+                return [Send(peer, m.Done(request=message.request, detail=self._inspect(peer, message)))]
             case m.Staged() | m.Close():
                 return self._on_round(peer, message)
             case m.Replicate() | m.Replicated():
@@ -612,9 +612,9 @@ class ServerState:
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
-    def _inspect(self, peer: Incarnation, key_id: KeyId) -> Any:
-        if key_id:
-            key = self.keys.get(key_id)
+    def _inspect(self, peer: Incarnation, message: m.Inspect) -> Any:
+        if message.key:
+            key = self.keys.get(message.key)
             if key is None:
                 return "the key was deleted"
             said = dict.fromkeys(shard.explain(peer) for shard in key.shards.values() if shard.log.is_head)
@@ -622,5 +622,8 @@ class ServerState:
         return {
             "generation": str(self.members.generation),
             "pins": len(self._pins),
-            "keys": {key.spec.name: key.describe(self.members) for key in self.keys.values()},
+            "keys": {
+                key.spec.name: key.describe(self.members) | (key.counts() if message.with_counts else {})
+                for key in self.keys.values()
+            },
         }

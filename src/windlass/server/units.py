@@ -143,3 +143,9 @@ Order = m.Read | m.Commit
 Unit = Apply | End | Put | First | Start | Restored | Mark | Echo | Teach | Learn | m.Read | m.Commit
 FREE = (End, Start, Mark)
 """Units that touch no data."""
+
+
+def count_elements(counted: dict[Incarnation, int], entry: m.LogEntry) -> None:
+    """For whoever checks the books: add up how much of each one's data has gone into the value."""
+    for who, elements in zip(entry.members or (entry.who,), entry.elements, strict=False):  # a round may be empty
+        counted[who] = counted.get(who, 0) + elements
