@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from windlass._transport.hub import SocketHub
 from windlass._wire import messages as m
 from windlass._wire.effects import LinkDown, LinkUp, Received, Send
@@ -27,7 +29,8 @@ class Looker:
 
     def __init__(self, config: NodeConfig) -> None:
         self._manager = config.manager
-        self._hub: SocketHub = open_hub(fresh_incarnation(), config)
+        calm = msgspec.structs.replace(config.options, chaos="")  # who looks is no part of what is disturbed
+        self._hub: SocketHub = open_hub(fresh_incarnation(), msgspec.structs.replace(config, options=calm))
         self._linked: set[Incarnation] = set()
         self._request = 0
 
