@@ -26,6 +26,7 @@ ALLOWED = {
     "server": LOW | {"_wire", "store", "consistency", "trace"},
     "worker": LOW | {"_wire", "_transport", "_ledger", "store", "trace", "checkpoint"},
     "engines": LOW | {"_wire", "_transport", "_ledger", "store", "manager", "server", "worker", "trace"},
+    "chaos": LOW | {"_ledger", "engines"},
     "torch": LOW | {"store", "collectives", "worker", "engines"},
     "apps": LOW | {"torch", "worker", "store", "engines"},
 }

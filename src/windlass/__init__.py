@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from windlass.chaos.api import Chaos
 from windlass.collectives import Group, allreduce, allreduce_many
 from windlass.engines.cluster import Cluster, connect
 from windlass.engines.embedded import Store
@@ -27,6 +28,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Bounded",
+    "Chaos",
     "Cluster",
     "ClusterError",
     "DamagedCheckpoint",

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from windlass.engines.look import Looker
 from windlass.cli.output import Lines, Output, Stream
 from windlass.cli.script import TARGET, Script
 from windlass.engines import _settling
 from windlass.engines._children import ChannelClosed, Child
 from windlass.engines.config import environment
+from windlass.engines.look import Looker
 from windlass.engines.processes import ProcessEngine
 from windlass.errors import WindlassError
 from windlass.types import Role

@@ -53,8 +53,8 @@ class Looker:
         return answer
 
     def everything(self, seconds: float = LOOK_SECONDS, *, with_counts: bool = False) -> dict[str, Any]:
-        """As `Store.status()`, with "problems": one sentence for each server that did not answer in time. `with_counts`:
-        and with what each server has counted of whom."""
+        """As `Store.status()`, with "problems": one sentence for each server that did not answer in time; and with
+        what each server has counted of whom, if that is wanted."""
         deadline = time.monotonic() + seconds
         said = self.manager(seconds)
         servers = {n["incarnation"]: n for n in said["nodes"] if n["role"] == Role.SERVER and n["state"] == "alive"}
