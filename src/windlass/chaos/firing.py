@@ -12,21 +12,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from windlass._ledger import Faults
 from windlass.chaos.obstacles import obstacle
 from windlass.chaos.plan import Deed, Plan, Shot, Target
 from windlass.chaos.report import Fault, Unfired, seconds_in_words
 from windlass.chaos.scene import Scene, signal_process
 from windlass.errors import ClusterError
-from windlass.types import MANAGER, Role
+from windlass.types import MANAGER, Array, Role
 
 TURN_SECONDS = 0.01
 """How often the workers' notes are looked at: recoveries are told to within that."""
 LOOK_EVERY_SECONDS = 0.25
 RENEW_SECONDS = 30.0
 """Faults of links are written with an end, so that they do not outlive whoever wrote them."""
+NOTICE_SECONDS = 0.06
+"""A partition begins when all nodes have noticed it: what was pushed before that tells nothing."""
+IN_USE_SECONDS = 2.0
+"""A key is in use if a push on it was acknowledged within that time: it will be pushed to again, and is waited for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,12 +39,17 @@ class _Open:
     shot: Shot
     fired_at: float
     names: frozenset[str]
-    keys: frozenset[int]
-    workers: frozenset[int]  # empty: any
+    keys: frozenset[int]  # on which pushes are to go through again
+    workers: frozenset[int]  # whose pushes count; empty: anybody's
     incarnations: dict[str, int]
     lift_at: float = 0.0
     term: str = ""
+    seen: dict[int, float] = field(default_factory=dict)  # the first push on each of the keys, in seconds after it
     to_replace: dict[int, int] = field(default_factory=dict)  # rank by incarnation
+
+    @property
+    def is_of_manager(self) -> bool:
+        return self.names == {"manager"}
 
 
 class Firing:
@@ -75,7 +82,7 @@ class Firing:
     def turn(self) -> None:
         """What is due now, and a short sleep."""
         now = time.monotonic()
-        is_awaited = any("manager" in one.names and one.fault.recovery_seconds is None for one in self._open)
+        is_awaited = any(one.is_of_manager and one.fault.recovery_seconds is None for one in self._open)
         if now - self.scene.looked_at > (TURN_SECONDS if is_awaited else LOOK_EVERY_SECONDS):
             self.scene.look()
             self._replace()
@@ -155,7 +162,7 @@ class Firing:
             shot,
             fired,
             victims,
-            self._keys_of(victims),
+            self._keys_of(victims, fired),
             self._workers_of(shot, victims),
             {name: int(self.scene.nodes[name]["incarnation"]) for name in victims},
             lift_at=fired + shot.held_seconds if shot.held_seconds else 0.0,
@@ -173,10 +180,10 @@ class Firing:
         self._tell(f"{done} {fault.who}{f' (pid {fault.pid})' if fault.pid else ''}{held}")
         self._write(fired)
 
-    def _keys_of(self, victims: frozenset[str]) -> frozenset[int]:
-        """Keys whose pushes the fault concerns; none: all of them."""
+    def _keys_of(self, victims: frozenset[str], now: float) -> frozenset[int]:
+        """Keys in use whose pushes the fault concerns: those that its servers hold a part of; without any, all."""
         servers = frozenset(name for name in victims if name.startswith("server-"))
-        return self.scene.keys_on(servers) if servers else frozenset()
+        return in_use(self.scene.rows(), now) & (self.scene.keys_on(servers) if servers else self.scene.user_keys())
 
     def _workers_of(self, shot: Shot, victims: frozenset[str]) -> frozenset[int]:
         """Whose pushes tell that it is over: of a partition those who are on a side of it, of a worker that is killed
@@ -221,15 +228,27 @@ class Firing:
             return
         rows = self.scene.rows()
         for one in waiting:
-            if one.shot.deed is Deed.KILL and "manager" in one.names:
+            if one.is_of_manager:
                 is_back = self.scene.generation.partition(".")[0] not in ("", one.term)
                 seconds = self.scene.looked_at - one.fired_at if is_back else None
             else:
-                seconds = first_after(rows, one.fired_at, one.keys, one.workers)
+                noticed_at = one.fired_at + (NOTICE_SECONDS if one.shot.sides else 0.0)
+                one.seen = first_after(rows, noticed_at, one.keys, one.workers) | one.seen
+                seconds = max(one.seen.values()) if one.keys and one.keys <= one.seen.keys() else None
             if seconds is not None:
                 one.fault.recovery_seconds = round(seconds, 4)
-                what = "it answers" if "manager" in one.names else "pushes go through"
+                what = "it answers" if one.is_of_manager else "pushes go through"
                 self._tell(f"{one.fault.what} {one.fault.who}: {what} again after {seconds_in_words(seconds)}")
+
+    def settle(self) -> None:
+        """Nothing comes any more: say of each fault that is open what was seen."""
+        for one in self._open:
+            if one.fault.recovery_seconds is None and not one.is_of_manager:
+                unseen = len(one.keys - one.seen.keys())
+                if one.seen:
+                    one.fault.recovery_seconds = round(max(one.seen.values()), 4)
+                told = f"{unseen} keys were not pushed to again" if unseen else "no key in use was concerned"
+                one.fault.note = "; ".join(filter(None, (one.fault.note, told)))
 
     # --- links --------------------------------------------------------------------------------------------------------
 
@@ -264,13 +283,17 @@ class Firing:
         self._say(f"{time.monotonic() - self.began_at:6.1f} s  {text}")
 
 
-def first_after(rows: np.ndarray, moment: float, keys: frozenset[int], workers: frozenset[int]) -> float | None:
-    """How long after the moment the first push begun after it, on one of these keys, of one of these workers (none:
-    any), was acknowledged; None if none was yet."""
-    mask = rows["began_at"] > moment
-    if keys:
-        mask &= np.isin(rows["key"], list(keys))
-    if workers:
-        mask &= np.isin(rows["incarnation"], list(workers))
-    found = rows["acked_at"][mask]
-    return float(found.min() - moment) if found.size else None
+def first_after(rows: Array, moment: float, keys: frozenset[int], workers: frozenset[int]) -> dict[int, float]:
+    """For each of these keys, how long after the moment a push that was begun after it was acknowledged, if one was, to
+    one of these workers (none: to any)."""
+    found: dict[int, float] = {}
+    for row in rows[rows["began_at"] > moment]:
+        key, seconds = int(row["key"]), float(row["acked_at"]) - moment
+        if key in keys and (not workers or int(row["incarnation"]) in workers):
+            found[key] = min(seconds, found.get(key, seconds))
+    return found
+
+
+def in_use(rows: Array, now: float) -> frozenset[int]:
+    """The keys to which somebody has pushed lately."""
+    return frozenset(int(key) for key in rows["key"][rows["acked_at"] > now - IN_USE_SECONDS])

@@ -11,8 +11,8 @@ from windlass.chaos.accounting import Findings
 
 class Fault(msgspec.Struct, kw_only=True):
     """One fault that was fired, `at` seconds after the beginning. `held_seconds`: how long a node was stopped or kept
-    apart. `recovery_seconds`: from then until a push that was begun afterwards, on a key that it concerns, was
-    acknowledged (of the manager: until it answers again); None if that was not seen. `note` says more."""
+    apart. `recovery_seconds`: from then until on every key in use that it concerns a push that was begun afterwards
+    has been acknowledged (of the manager: until it answers again); None if that was not seen. `note` says more."""
 
     what: str
     who: str
@@ -38,6 +38,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     faults: tuple[Fault, ...] = ()
     unfired: tuple[Unfired, ...] = ()
+    drop: float = 0.0
+    delay_seconds: float = 0.0
     frames_lost: int = 0
     frames_late: int = 0
     links_refused: int = 0

@@ -18,6 +18,7 @@ from windlass.errors import ClusterError, WindlassError
 from windlass.types import Array
 
 LOOK_SECONDS = 0.3
+RESERVED = "windlass/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,14 @@ class Scene:
             frozenset(self.nodes), chains, self.there.config.options.replicas, disturbed, tuple(manager_kills)
         )
 
+    def user_keys(self) -> frozenset[int]:
+        """All keys but the store's own."""
+        return frozenset(key["id"] for name, key in self.keys.items() if not name.startswith(RESERVED))
+
     def keys_on(self, names: frozenset[str]) -> frozenset[int]:
-        """The keys of which one of these holds a shard."""
-        return frozenset(
-            key["id"] for key in self.keys.values() if any(names & set(chain) for chain in key["shards"])
-        )
+        """Those of which one of these holds a shard."""
+        held = (key["id"] for key in self.keys.values() if any(names & set(chain) for chain in key["shards"]))
+        return frozenset(held) & self.user_keys()
 
     def rows(self) -> Array:
         """What the workers have noted: a row for each of them and each key."""

@@ -11,6 +11,7 @@ from windlass.chaos.plan import Plan, Shot, schedule
 from windlass.chaos.report import Report
 from windlass.chaos.scene import Scene, There
 
+IDLE_SECONDS = 0.1
 SETTLE_LEASES, SETTLE_SECONDS = 2.0, 4.0
 """How long shards that change hands at the end are waited for before the books are read: so many leases, and more."""
 
@@ -48,9 +49,11 @@ class Session:
             self.firing.lift()
             while not is_over():
                 self.firing.turn()
+                time.sleep(0.0 if self.firing.is_recovering else IDLE_SECONDS)
         finally:
             self._ended_at = self._ended_at or time.monotonic()
             self.firing.lift()
+            self.firing.settle()
 
     def _await_work(self, is_over: Callable[[], bool]) -> bool:
         while not is_over():
@@ -75,13 +78,14 @@ class Session:
                 return
             self._until(min(deadline, time.monotonic() + 0.1), is_over)
 
-    def judge(self, job: str, status: int | None = None) -> Report:
-        """Read the books and report. Blocks for a few leases at most, while shards change hands."""
+    def judge(self, job: str, *, is_there: bool = True) -> Report:
+        """Read the books and report. Blocks for a few leases at most, while shards change hands; not if the cluster is
+        known not to be there any more."""
         rows = self._scene.rows()
         all_rows = self._scene.there.ledger.rows()
         findings, samples = Findings(unjudged="no node was ever seen"), ""
         if self._scene.nodes:
-            patience = SETTLE_LEASES * self._lease_seconds + SETTLE_SECONDS
+            patience = (SETTLE_LEASES * self._lease_seconds + SETTLE_SECONDS) if is_there else 0.0
             looker = self._scene.looker
             books, said = read_books(self._scene.rows, lambda: looker.everything(with_counts=True), patience)
             findings, samples = judge(books), samples_report(said)
@@ -94,11 +98,12 @@ class Session:
             frames_lost=int(all_rows["frames_lost"].sum()),
             frames_late=int(all_rows["frames_late"].sum()),
             links_refused=int(all_rows["times_refused"].sum()),
+            drop=self.plan.drop,
+            delay_seconds=self.plan.delay_seconds,
             longest_push_seconds=round(float(rows["longest_seconds"].max(initial=0.0)), 4),
             findings=findings,
             samples=samples,
             job=job,
-            job_status=status,
             warnings=tuple(self.warnings),
         )
 

@@ -16,7 +16,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
     console = console or Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("at", "fault", "node", "held", "recovered after", ""):
-        table.add_column(heading, justify="right" if heading in ("at", "held", "recovered after") else "left")
+        is_number = heading in ("at", "held", "recovered after")
+        table.add_column(heading, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
     for fault in report.faults:
         table.add_row(
             f"{fault.at:.1f} s",
@@ -51,9 +52,15 @@ def _told(one: Finding) -> str:
 def _lines(report: Report) -> list[tuple[str, str]]:
     findings = report.findings
     lines = [("faults fired", f"{len(report.faults)}, not fired {len(report.unfired)}")]
-    if report.frames_lost or report.frames_late or report.links_refused:
-        told = f"{report.frames_lost:,} frames lost, each with its link; {report.frames_late:,} delayed; "
-        lines.append(("links", f"{told}{report.links_refused:,} dials refused"))
+    links = []
+    if report.drop:
+        links.append(f"{report.frames_lost:,} frames lost ({report.drop:.1%}), each with its link")
+    if report.delay_seconds:
+        links.append(f"{report.frames_late:,} frames {seconds_in_words(report.delay_seconds)} late")
+    if report.links_refused:
+        links.append(f"{report.links_refused:,} dials refused")
+    if links:
+        lines.append(("links", "; ".join(links)))
     longest = seconds_in_words(report.longest_push_seconds) if findings.num_acked else "–"
     lines.append(("acknowledged pushes", f"{findings.num_acked:,}; the longest took {longest}"))
     if findings.unjudged:

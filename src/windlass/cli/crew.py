@@ -123,6 +123,8 @@ class Crew:
         code = child.exitcode or 0
         if self._running.pop(child.name, None) is None:
             then = "workers that need it will get a ClusterError"
+            if self._engine.has_replicas and child.name != "manager":
+                then = "others have what it held, and go on"
             if child.name == "manager" and not self._engine.has_failed:
                 then = "another one is started, and what is under way goes on"
             self._output.say(f"{ending(child)}; {then}", is_error=True)

@@ -101,6 +101,10 @@ class ProcessEngine:
         """Whether there is no manager any more, and none will be."""
         return self._failed is not None
 
+    @property
+    def has_replicas(self) -> bool:
+        return self._options.replicas > 0
+
     def _fail(self, reason: str) -> None:
         """There is no manager, and none will be."""
         self._failed = f"{reason}; the cluster cannot go on: close it, and open another"
