@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -92,13 +93,13 @@ def chaos(wanted: Wanted) -> int:
     with ExitStack() as stack:
         ledger = Ledger.make()
         stack.callback(ledger.close)
-        forks: list[ForkServer] = []
-        if plan.replaces and _may_lose_servers(plan):
-            forks.append(stack.enter_context(ForkServer(preload=PRELOAD, warm="windlass.engines.nodes:warm")))
         show = Show()
         child = _start(wanted.command, ledger, is_piped=show.is_live)
         stack.callback(_end, child)
         with show.of(child):
+            forks: list[ForkServer] = []
+            if plan.replaces and _may_lose_servers(plan):  # it is made while the job starts
+                forks.append(stack.enter_context(ForkServer(preload=PRELOAD, warm="windlass.engines.nodes:warm")))
             report = _disturb(plan, ledger, child, asked, forks, show.say)
     show_report(report, is_json=wanted.json == "-")
     if report_file is not None:
@@ -181,18 +182,21 @@ def _start(command: tuple[str, ...], ledger: Ledger, *, is_piped: bool) -> subpr
     killed it is told to end."""
     libc = ctypes.CDLL(None)
     stream = subprocess.PIPE if is_piped else None
-    try:
-        return subprocess.Popen(
-            [_program(command[0]), *command[1:]],
-            env=os.environ | {CHAOS_VARIABLE: ledger.path},
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-            process_group=0,
-            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
-        )
-    except OSError as error:
-        raise UsageError(f"chaos cannot start '{command[0]}': {error.strerror or error}") from None
+    with warnings.catch_warnings():
+        # A function between fork and exec is frowned upon where there are threads. This one takes no lock.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return subprocess.Popen(
+                [_program(command[0]), *command[1:]],
+                env=os.environ | {CHAOS_VARIABLE: ledger.path},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                process_group=0,
+                preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+            )
+        except OSError as error:
+            raise UsageError(f"chaos cannot start '{command[0]}': {error.strerror or error}") from None
 
 
 def _program(name: str) -> str:
