@@ -30,6 +30,7 @@ class Session:
         self._scene = Scene(there)
         self._ended_at: float | None = None
         self.firing = Firing(plan, self._scene, say)
+        self._say = say
         for text in self.warnings:
             say(f"warning: {text}")
 
@@ -47,6 +48,8 @@ class Session:
             self._until(self.firing.began_at + self.plan.seconds, is_over)
             self._ended_at = time.monotonic()
             self.firing.lift()
+            if not is_over():
+                self._say("from here on the job goes on undisturbed")
             while not is_over():
                 self.firing.turn()
                 time.sleep(0.0 if self.firing.is_recovering else IDLE_SECONDS)
