@@ -147,5 +147,8 @@ FREE = (End, Start, Mark)
 
 def count_elements(counted: dict[Incarnation, int], entry: m.LogEntry) -> None:
     """For whoever checks the books: add up how much of each one's data has gone into the value."""
-    for who, elements in zip(entry.members or (entry.who,), entry.elements, strict=False):  # a round may be empty
-        counted[who] = counted.get(who, 0) + elements
+    if entry.members:
+        for who, elements in zip(entry.members, entry.elements, strict=True):
+            counted[who] = counted.get(who, 0) + elements
+    elif entry.elements:  # a push; a round may be empty
+        counted[entry.who] = counted.get(entry.who, 0) + entry.elements[0]
