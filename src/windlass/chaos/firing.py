@@ -51,6 +51,11 @@ class _Open:
     def is_of_manager(self) -> bool:
         return self.names == {"manager"}
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its recovery is still to be seen."""
+        return self.fault.recovery_seconds is None and (bool(self.keys) or self.is_of_manager)
+
 
 class Firing:
     """`say` is called with each thing that happens, in words."""
@@ -82,7 +87,7 @@ class Firing:
     def turn(self) -> None:
         """What is due now, and a short sleep."""
         now = time.monotonic()
-        is_awaited = any(one.is_of_manager and one.fault.recovery_seconds is None for one in self._open)
+        is_awaited = any(one.is_of_manager and one.is_awaited for one in self._open)
         if now - self.scene.looked_at > (TURN_SECONDS if is_awaited else LOOK_EVERY_SECONDS):
             self.scene.look()
             self._replace()
@@ -120,7 +125,7 @@ class Firing:
 
     @property
     def is_recovering(self) -> bool:
-        return any(one.fault.recovery_seconds is None for one in self._open)
+        return any(one.is_awaited for one in self._open)
 
     def lift(self) -> None:
         """End every fault that has an end: nobody stays stopped, no link stays cut. Safe to repeat."""
@@ -223,7 +228,7 @@ class Firing:
 
     def _watch(self) -> None:
         """Whether pushes go through again after the faults that are open."""
-        waiting = [one for one in self._open if one.fault.recovery_seconds is None]
+        waiting = [one for one in self._open if one.is_awaited]
         if not waiting:
             return
         rows = self.scene.rows()

@@ -12,6 +12,7 @@ from windlass.chaos.report import Report
 from windlass.chaos.scene import Scene, There
 
 IDLE_SECONDS = 0.1
+LINK_COUNTS = ("frames_lost", "frames_late", "times_refused")
 SETTLE_LEASES, SETTLE_SECONDS = 2.0, 4.0
 """How long shards that change hands at the end are waited for before the books are read: so many leases, and more."""
 
@@ -31,6 +32,7 @@ class Session:
         self._ended_at: float | None = None
         self.firing = Firing(plan, self._scene, say)
         self._say = say
+        self._before = {name: self._sum(name) for name in LINK_COUNTS}  # of an earlier session on this cluster
         for text in self.warnings:
             say(f"warning: {text}")
 
@@ -85,7 +87,7 @@ class Session:
         """Read the books and report. Blocks for a few leases at most, while shards change hands; not if the cluster is
         known not to be there any more."""
         rows = self._scene.rows()
-        all_rows = self._scene.there.ledger.rows()
+        links = {name: self._sum(name) - before for name, before in self._before.items()}
         findings, samples = Findings(unjudged="no node was ever seen"), ""
         if self._scene.nodes:
             patience = (SETTLE_LEASES * self._lease_seconds + SETTLE_SECONDS) if is_there else 0.0
@@ -98,9 +100,9 @@ class Session:
             seconds=round(ended - began, 3) if began and ended else 0.0,
             faults=tuple(self.firing.faults),
             unfired=tuple(self.firing.unfired),
-            frames_lost=int(all_rows["frames_lost"].sum()),
-            frames_late=int(all_rows["frames_late"].sum()),
-            links_refused=int(all_rows["times_refused"].sum()),
+            frames_lost=links["frames_lost"],
+            frames_late=links["frames_late"],
+            links_refused=links["times_refused"],
             drop=self.plan.drop,
             delay_seconds=self.plan.delay_seconds,
             longest_push_seconds=round(float(rows["longest_seconds"].max(initial=0.0)), 4),
@@ -109,6 +111,9 @@ class Session:
             job=job,
             warnings=tuple(self.warnings),
         )
+
+    def _sum(self, name: str) -> int:
+        return int(self._scene.there.ledger.rows()[name].sum())
 
     def close(self) -> None:
         self._scene.close()

@@ -76,11 +76,18 @@ class _Asked:
 
     def __init__(self) -> None:
         self.signum = 0
+        self._is_told = False
         for number in SIGNALS:
             signal.signal(number, self._hear)
 
     def _hear(self, signum: int, _: object) -> None:
         self.signum = self.signum or signum
+
+    def tell(self, child: subprocess.Popen[bytes]) -> None:
+        """Pass it on, once: a second Ctrl-C would cut short how the job ends."""
+        if not self._is_told and child.poll() is None:
+            self._is_told = True
+            os.killpg(child.pid, signal.SIGINT)
 
 
 def chaos(wanted: Wanted) -> int:
@@ -128,17 +135,16 @@ def _disturb(
             session.run(is_over)
         if asked.signum and child.poll() is None:
             say(f"{signal.Signals(asked.signum).name}: the job is told to stop")
-            os.killpg(child.pid, signal.SIGINT)
+            asked.tell(child)
             _await(lambda: ledger.phase is Phase.ENDED or child.poll() is not None, END_SECONDS)
-        if session is None:
-            ledger.tell(Phase.JUDGED)
-            if asked.signum:
-                return Report(seed=plan.seed, seconds=0.0, job=_ending(child))
-            raise ClusterError(f"{_ending(child)} before it had opened a cluster; nothing was disturbed")
-        report = session.judge("", is_there=child.poll() is None)
+        report = Report(seed=plan.seed, seconds=0.0)
+        if session is not None:
+            report = session.judge("", is_there=child.poll() is None)
         ledger.tell(Phase.JUDGED)
-        job = _ending(child)
-        return msgspec.structs.replace(report, job=job, job_status=_status(child))
+        _await_end(child, asked)
+        if session is None and not asked.signum:
+            raise ClusterError(f"{_ending(child)} before it had opened a cluster; nothing was disturbed")
+        return msgspec.structs.replace(report, job=_ending(child), job_status=_status(child))
     finally:
         ledger.tell(Phase.JUDGED)
         if session is not None:
@@ -219,6 +225,16 @@ def _await(is_so: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not is_so() and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS / 5)
+
+
+def _await_end(child: subprocess.Popen[bytes], asked: _Asked) -> None:
+    """Its cluster is gone. What else it does takes as long as it takes, unless somebody has asked us to stop."""
+    while child.poll() is None and not asked.signum:
+        time.sleep(POLL_SECONDS)
+    asked.tell(child)
+    _await(lambda: child.poll() is not None, END_SECONDS)
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _status(child: subprocess.Popen[bytes]) -> int:
