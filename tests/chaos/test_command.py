@@ -61,7 +61,7 @@ def test_a_job_survives_the_servers_that_it_loses_and_the_report_says_so(script:
     report = json.loads(file.read_text())
     assert (report["ok"], report["num_lost"], report["num_twice"], report["job_status"]) == (True, 0, 0, 0)
     assert [fault["what"] for fault in report["faults"]] == ["kill", "kill"]
-    assert all(fault["note"].startswith("a new server") for fault in report["faults"])
+    assert all(fault["note"].startswith("replaced") for fault in report["faults"])
     assert report["findings"]["num_acked"] > 0
 
 

@@ -33,7 +33,7 @@ IN_USE_SECONDS = 2.0
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A fault of which something is still to come: to be lifted, to be recovered from, or a server to be replaced."""
+    """A fault of which something is still to come: to be lifted, or to be recovered from."""
 
     fault: Fault
     shot: Shot
@@ -45,7 +45,6 @@ class _Open:
     lift_at: float = 0.0
     term: str = ""
     seen: dict[int, float] = field(default_factory=dict)  # the first push on each of the keys, in seconds after it
-    to_replace: dict[int, int] = field(default_factory=dict)  # rank by incarnation
 
     @property
     def is_of_manager(self) -> bool:
@@ -68,6 +67,7 @@ class Firing:
         self.doing = ""
         self._rng = random.Random(f"chaos/{plan.seed}/firing")
         self._open: list[_Open] = []
+        self._seats: dict[int, tuple[int, Fault]] = {}  # servers that may be lost: rank, and by which fault, the latest
         self._manager_kills: list[float] = []
         self._has_conditions = False
         self._written_at = 0.0
@@ -175,7 +175,7 @@ class Firing:
         )
         for name in victims:
             if name.startswith("server-") and self._is_lasting(shot, list(victims)):
-                one.to_replace[one.incarnations[name]] = int(self.scene.nodes[name]["rank"])
+                self._seats[one.incarnations[name]] = (int(self.scene.nodes[name]["rank"]), fault)
         if shot.deed is Deed.KILL and "manager" in victims:
             self._manager_kills.append(fired)
         self._open.append(one)
@@ -213,18 +213,13 @@ class Firing:
     def _replace(self) -> None:
         """Put a new server into the seat of each that the generation has left behind."""
         alive = {int(node["incarnation"]) for node in self.scene.nodes.values()}
-        for one in self._open:
-            for incarnation, rank in list(one.to_replace.items()):
-                if incarnation in alive or not self.scene.nodes:
-                    continue
-                del one.to_replace[incarnation]
-                if self.plan.replaces:
-                    self.scene.there.recruit(rank)
-                    one.fault.note = f"a new server-{rank} has taken its seat"
-                    self._tell(f"a new server-{rank} takes the seat")
-                else:
-                    one.fault.note = "not replaced"
-        self._open = [one for one in self._open if one.lift_at or one.to_replace or one.fault.recovery_seconds is None]
+        for incarnation in [who for who in self._seats if alive and who not in alive]:
+            rank, fault = self._seats.pop(incarnation)
+            fault.note = "replaced" if self.plan.replaces else "not replaced"
+            if self.plan.replaces:
+                self.scene.there.recruit(rank)
+                self._tell(f"a new server-{rank} takes the seat")
+        self._open = [one for one in self._open if one.lift_at or one.fault.recovery_seconds is None]
 
     def _watch(self) -> None:
         """Whether pushes go through again after the faults that are open."""

@@ -104,4 +104,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def seconds_in_words(seconds: float | None) -> str:
     if seconds is None:
         return "–"
-    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.2g} ms"
