@@ -225,7 +225,8 @@ class ServerState:
                 self._pins.release_all(peer, but=pins, before=self._horizons.get(peer))
                 return []
             case m.Inspect():
-                return [Send(peer, m.Done(request=message.request, detail=self._inspect(peer, message)))]
+                detail = self._inspect(peer, message.key, with_counts=message.with_counts)
+                return [Send(peer, m.Done(request=message.request, detail=detail))]
             case m.Staged() | m.Close():
                 return self._on_round(peer, message)
             case m.Replicate() | m.Replicated():
@@ -612,9 +613,9 @@ class ServerState:
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
-    def _inspect(self, peer: Incarnation, message: m.Inspect) -> Any:
-        if message.key:
-            key = self.keys.get(message.key)
+    def _inspect(self, peer: Incarnation, key_id: KeyId, *, with_counts: bool = False) -> Any:
+        if key_id:
+            key = self.keys.get(key_id)
             if key is None:
                 return "the key was deleted"
             said = dict.fromkeys(shard.explain(peer) for shard in key.shards.values() if shard.log.is_head)
@@ -623,7 +624,7 @@ class ServerState:
             "generation": str(self.members.generation),
             "pins": len(self._pins),
             "keys": {
-                key.spec.name: key.describe(self.members) | (key.counts() if message.with_counts else {})
+                key.spec.name: key.describe(self.members) | (key.counts() if with_counts else {})
                 for key in self.keys.values()
             },
         }
