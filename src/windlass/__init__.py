@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from windlass.chaos.api import Chaos
 from windlass.collectives import Group, allreduce, allreduce_many
 from windlass.engines._run import LostWorker
 from windlass.engines.cluster import Cluster, connect
@@ -30,6 +31,7 @@ __all__ = [
     "AdamW",
     "Batch",
     "Bounded",
+    "Chaos",
     "Cluster",
     "ClusterError",
     "DamagedCheckpoint",

@@ -320,6 +320,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fa
     dtypes: tuple[str, ...] = ()
     meta: dict[str, Any] | None = None
     leases: tuple[Lease, ...] = ()  # what it completes
+    elements: tuple[int, ...] = ()  # of a round or push: how many elements of the shard each of those in it gave
 
 
 class Replicate(Message, frozen=True):
@@ -517,10 +518,12 @@ class Tallied(Message, frozen=True):
 
 class Inspect(Message, frozen=True):
     """Anyone to any node: tell me about yourself. Done's detail is a plain dictionary; with `key` not 0 it is what
-    the asker's next answer on that key waits for, in words."""
+    the asker's next answer on that key waits for, in words. `with_counts`: a server also says, shard by shard, what it
+    has counted of every incarnation."""
 
     request: int
     key: KeyId = KeyId(0)
+    with_counts: bool = False
 
 
 class Dump(Message, frozen=True):

@@ -219,6 +219,66 @@ def demo(
         )
 
 
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog="Examples:\n\n[b]windlass chaos --kill server:any --every 5s --for 60s -- windlass run -s 3 --replicas 1 "
+    "train.py[/b]\n\n[b]windlass chaos --drop 1% --delay 20ms --partition 'server:0,worker:1|server:1' -- python "
+    "train.py[/b]",
+)
+def chaos(
+    context: typer.Context,
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND", help="The job, as it is run without chaos.")
+    ] = None,
+    kill: Annotated[
+        list[str], typer.Option(metavar="NODE", help="SIGKILL: server:1, worker:2, server:any, worker:any, manager.")
+    ] = [],  # noqa: B006
+    stop: Annotated[
+        list[str], typer.Option(metavar="NODE", help="SIGSTOP, for less than a lease and for more, by turns.")
+    ] = [],  # noqa: B006
+    partition: Annotated[
+        list[str],
+        typer.Option(metavar="A|B", help="These cannot reach those, for a while: 'server:0,worker:1|server:1'."),
+    ] = [],  # noqa: B006
+    drop: Annotated[str, typer.Option(metavar="SHARE", help="So many frames are lost, each with its link.")] = "0%",
+    delay: Annotated[str, typer.Option(metavar="TIME", help="Every frame is so much later.")] = "0ms",
+    every: Annotated[str, typer.Option(metavar="TIME", help="One kill, stop or partition every so often.")] = "5s",
+    length: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="For how long; then the job goes on undisturbed.")
+    ] = "60s",
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Draws the order.", show_default="drawn")] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace/--no-replace", help="Start a new server for each that is lost.")
+    ] = True,
+    json: Annotated[str, typer.Option(metavar="FILE", help="Write the report there, too, as JSON.")] = "",
+) -> None:
+    """Run a job, and kill, stop, delay and part its nodes meanwhile.
+
+    It ends in a report: faults fired, recovery times, acknowledged pushes lost or
+    counted twice. The exit status is 0 only if nothing was lost, and the job ended well.
+    """
+    from windlass.cli.chaos import Wanted
+    from windlass.cli.chaos import chaos as disturb
+
+    with _reported(context):
+        code = disturb(
+            Wanted(
+                command=tuple(command or ()),
+                kill=tuple(kill),
+                stop=tuple(stop),
+                partition=tuple(partition),
+                drop=drop,
+                delay=delay,
+                every=every,
+                length=length,
+                seed=seed,
+                replaces=replace,
+                json=json,
+            )
+        )
+    raise typer.Exit(code)
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 checkpoint = typer.Typer(help="Look at checkpoints that [b]store.save(path)[/b] wrote.", no_args_is_help=True)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from windlass.cli.look import Looker
 from windlass.cli.output import Lines, Output, Stream
 from windlass.cli.script import TARGET, Script
 from windlass.engines import _settling
 from windlass.engines._children import ChannelClosed, Child
 from windlass.engines._run import MAX_REPLACED
 from windlass.engines.config import environment
+from windlass.engines.look import Looker
 from windlass.engines.processes import ProcessEngine
 from windlass.errors import WindlassError
 from windlass.types import Role
@@ -126,6 +126,8 @@ class Crew:
         code = child.exitcode or 0
         if self._running.pop(child.name, None) is None:
             then = "workers that need it will get a ClusterError"
+            if self._engine.has_replicas and child.name != "manager":
+                then = "others have what it held, and go on"
             if child.name == "manager" and not self._engine.has_failed:
                 then = "another one is started, and what is under way goes on"
             self._output.say(f"{ending(child)}; {then}", is_error=True)

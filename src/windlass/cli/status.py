@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from windlass._transport.address import parse_address
-from windlass.cli.look import Looker
 from windlass.cli.tables import show
 from windlass.engines.config import NodeConfig, find_clusters, from_environment
+from windlass.engines.look import Looker
 from windlass.errors import UsageError, WindlassError
 
 

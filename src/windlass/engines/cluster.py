@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.engines.config import NodeConfig, Options, from_environment, open_store
+from windlass.engines.config import OWN_LEDGER, NodeConfig, Options, from_environment, open_store
 from windlass.engines.processes import ProcessEngine, check_replicas, check_transport
 from windlass.engines.threads import ThreadEngine
 from windlass.errors import UsageError
@@ -33,8 +33,8 @@ class Cluster:
     With `replicas=k` every value is on k servers more, and up to k may die at the same time without a loss;
     `lease_seconds` is how long a silent one is waited for. Other options are those of StoreOptions: consistency,
     deterministic, check_finite, timeout, warn_seconds, chunk_bytes; and `link_bytes_per_second`, which no link over TCP
-    exceeds in either direction; and `journal`, a file for the manager's notes instead of one in memory. Not
-    thread-safe.
+    exceeds in either direction; and `journal`, a file for the manager's notes instead of one in memory; and
+    `chaos=True`, for a cluster that `wl.Chaos` is to disturb. Not thread-safe.
     """
 
     def __init__(
@@ -54,7 +54,10 @@ class Cluster:
         self.num_servers, self.num_workers = servers, workers
         state = options.pop("_server_state", None)
         has_workers = options.pop("_has_workers", True)
-        chosen = _options(consistency, options | {"replicas": replicas})
+        chaos = options.pop("chaos", False)
+        if not isinstance(chaos, bool) or (chaos and engine == "threads"):
+            raise UsageError(f"chaos expects True or False, and engine='processes', got {chaos!r} and {engine!r}")
+        chosen = _options(consistency, options | {"replicas": replicas, "chaos": OWN_LEDGER if chaos else ""})
         self._is_open = True
         self._engine: ProcessEngine | ThreadEngine
         if engine == "threads" and transport != "auto":

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from windlass._ledger import Ledger, open_ledger
+from windlass._transport.faulty import FaultyHub
 from windlass._transport.hub import SocketHub
 from windlass._transport.options import TlsFiles, TransportOptions
 from windlass._wire.messages import Join
@@ -21,6 +23,7 @@ from windlass.worker.options import StoreOptions
 from windlass.worker.state import WorkerState
 from windlass.worker.store import Store
 from windlass.worker.traced import make_client
+from windlass.worker.witness import Witness
 
 MANAGER_VARIABLE = "WINDLASS_MANAGER"
 TOKEN_VARIABLE = "WINDLASS_TOKEN"
@@ -28,9 +31,11 @@ RANK_VARIABLE = "WINDLASS_RANK"
 OPTIONS_VARIABLE = "WINDLASS_OPTIONS"
 LATE_VARIABLE = "WINDLASS_LATE"
 RECORD_VARIABLE = "WINDLASS_RECORD"
+CHAOS_VARIABLE = "WINDLASS_CHAOS"
 
 JOIN_SECONDS = 60.0
 BEACON = "windlass-cluster"
+OWN_LEDGER = "own"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +56,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     notice_seconds: float = 30.0
     on_worker_loss: str = "fail"
     journal: str = ""  # the manager's; empty: in memory, for as long as the driver lives
+    chaos: str = ""  # the ledger of a cluster that can be disturbed; empty: it cannot, and pays nothing for it
 
     @property
     def tick_seconds(self) -> float:
@@ -117,7 +123,18 @@ def open_hub(me: Incarnation, config: NodeConfig) -> SocketHub:
     options = TransportOptions(
         listen=config.listen, tls=tls, link_bytes_per_second=config.options.link_bytes_per_second
     )
+    ledger = open_ledger(config.options.chaos) if config.options.chaos else None
+    if ledger is not None:
+        return FaultyHub(me, config.token.encode(), ledger, options=options)
     return SocketHub(me, config.token.encode(), options=options)
+
+
+def take_ledger(options: Options) -> Ledger | None:
+    """The ledger of a cluster that starts: that of the `windlass chaos` that this process was started by, or a new one
+    if the cluster wants one of its own."""
+    path = os.environ.get(CHAOS_VARIABLE, "")
+    ledger = open_ledger(path) if path else None
+    return Ledger.make() if ledger is None and options.chaos == OWN_LEDGER else ledger
 
 
 def open_store(config: NodeConfig) -> Store:
@@ -129,6 +146,8 @@ def open_store(config: NodeConfig) -> Store:
     recorder = open_recorder(config.record, me)
     state = WorkerState(me, join, config.manager, config.options.beat_seconds)
     client = make_client(hub, state, options, is_eager=False, recorder=recorder)
+    if isinstance(hub, FaultyHub) and config.role is Role.WORKER:
+        client.witness = Witness(hub.ledger, me)
     try:
         client.join(config.manager, JOIN_SECONDS)
     except BaseException:

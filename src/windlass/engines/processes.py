@@ -13,12 +13,13 @@ from typing import Any
 import cloudpickle
 import msgspec
 
+from windlass._ledger import Phase
 from windlass._wire.effects import Send
 from windlass._wire.messages import Abort, Drain
 from windlass.engines._children import Child, ForkServer
 from windlass.engines._revival import Revival
 from windlass.engines._run import Crew, Run
-from windlass.engines.config import NodeConfig, Options, announce, open_store
+from windlass.engines.config import NodeConfig, Options, announce, open_store, take_ledger
 from windlass.engines.nodes import Order
 from windlass.errors import ClusterError, UsageError
 from windlass.trace.collector import Collector
@@ -28,6 +29,8 @@ from windlass.worker.driver import DriverStore
 PRELOAD = ("numpy", "msgspec", "windlass.engines.nodes", "windlass.store.kernels")
 STRAGGLE_SECONDS = 1.0
 """After a worker failed: how long `run` waits for the others to hear of it. The next run replaces them anyway."""
+JUDGE_SECONDS = 20.0
+"""How long the servers wait, at the end, for the `windlass chaos` that wants to see what they have counted."""
 
 
 class ProcessEngine:
@@ -36,7 +39,9 @@ class ProcessEngine:
     def __init__(
         self, *, servers: int, workers: int, transport: str, options: Options, server_state: str, has_workers: bool
     ) -> None:
-        self._options = options
+        self.ledger = take_ledger(options)
+        self._options = options = msgspec.structs.replace(options, chaos=self.ledger.path if self.ledger else "")
+        self._owner = os.getpid()
         self._transport = transport
         self._counts = (servers, workers)
         self._server_state = server_state
@@ -98,6 +103,10 @@ class ProcessEngine:
     def has_failed(self) -> bool:
         """Whether there is no manager any more, and none will be."""
         return self._failed is not None
+
+    @property
+    def has_replicas(self) -> bool:
+        return self._options.replicas > 0
 
     def _fail(self, reason: str) -> None:
         """There is no manager, and none will be."""
@@ -267,6 +276,7 @@ class ProcessEngine:
 
     def close(self) -> None:
         """End every process, then write the trace if there is one. Safe to repeat."""
+        self._await_judged()
         try:
             if self._revival is not None:
                 self._revival.close()
@@ -282,8 +292,19 @@ class ProcessEngine:
             try:
                 self.forks.close(grace_seconds=0.5)
             finally:
+                if self.ledger is not None:
+                    self.ledger.close()
                 if self.collector is not None:
                     self.collector.write()
+
+
+    def _await_judged(self) -> None:
+        """Whoever disturbs this cluster from outside compares what the servers have counted, when all is over."""
+        if self.ledger is None or self.ledger.is_own or os.getpid() != self._owner:
+            return
+        if self._beacon is not None and self.ledger.phase is Phase.RUNNING:
+            self.ledger.tell(Phase.ENDED)
+            self.ledger.await_judged(JUDGE_SECONDS)
 
 
 def _died(child: Child) -> str:

@@ -546,6 +546,7 @@ class ManagerState:
             + [_plain(node, "gone") for node in self.departed],
             "keys": {
                 key.spec.name: {
+                    "id": key.id,
                     "shape": list(key.spec.shape),
                     "dtype": key.spec.dtype,
                     "reduce": key.spec.reduce.path,

@@ -34,6 +34,10 @@ class Hosted(Generic[M]):
         if isinstance(event, Received) and isinstance(event.message, m.Take | m.Holding | m.Tallied):
             return self.scheduler.handle(event, now)
         effects = self.manager.handle(event, now)
+        if isinstance(event, Received) and isinstance(event.message, m.Inspect):
+            for effect in effects:
+                if isinstance(effect, Send) and isinstance(effect.message, m.Done):
+                    effect.message.detail["workloads"] = self.scheduler.describe()
         out: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.message, m.Membership):

@@ -9,6 +9,7 @@ is done is all that it writes down: for the rest a new one asks the servers, and
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Event, Log, Persist, Received, Send, Tick
@@ -205,6 +206,21 @@ class SchedulerState:
             end = "the last epoch" if book.is_over else f"epoch {book.epoch - 1}"
             effects.append(Log("info", f"'{work.workload.name}': {end} is done: every sample was counted once"))
         return effects + self._go_on(work, book)
+
+    def describe(self) -> dict[str, Any]:
+        """What `status` shows of leased work: plain data."""
+        return {
+            f"{namespace}/{name}" if namespace else name: {
+                "name": name,
+                "size": work.workload.size,
+                "batch_size": work.workload.batch_size,
+                "epochs": work.workload.epochs,
+                "epoch": work.book.epoch if work.book is not None else 0,
+                "done": len(work.book.done) if work.book is not None else 0,
+                "held": len(work.book.held) if work.book is not None else 0,
+            }
+            for (namespace, name), work in self._works.items()
+        }
 
     # --- members ------------------------------------------------------------------------------------------------------
 

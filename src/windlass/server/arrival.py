@@ -43,7 +43,13 @@ class ArrivalShard(Shard):
         divisor = max(1, len(self.crew))
         which = (peer, push.clock)
         entry = m.LogEntry(
-            kind=m.Kind.PUSH, who=peer, clock=push.clock, part=push.part, parts=push.parts, hyper=push.hyper
+            kind=m.Kind.PUSH,
+            who=peer,
+            clock=push.clock,
+            part=push.part,
+            parts=push.parts,
+            hyper=push.hyper,
+            elements=(sum([hi - lo for _, lo, hi, _ in staged]),),
         )
         is_whole = self._count(entry)
         end = End(which, (peer,) if is_whole else (), (peer,) if is_whole and not push.pull else (), entry)
@@ -62,11 +68,16 @@ class ArrivalShard(Shard):
         del self._seen[peer], self._staged[peer]
         self.clocks.received[peer] = push.clock
         which = (peer, push.clock)
-        is_free = self.ledger.is_free(lease.workload, lease.numbers)
+        is_free = self.batches.is_free(lease.workload, lease.numbers)
         if is_free:
-            self.ledger.take(lease.workload, lease.numbers)
+            self.batches.take(lease.workload, lease.numbers)
         entry = m.LogEntry(
-            kind=m.Kind.PUSH, who=peer, clock=push.clock, hyper=push.hyper, leases=(lease,) if is_free else ()
+            kind=m.Kind.PUSH,
+            who=peer,
+            clock=push.clock,
+            hyper=push.hyper,
+            elements=(sum(hi - lo for _, lo, hi, _ in pieces),),  # work that was done before is accounted for, too
+            leases=(lease,) if is_free else (),
         )
         end = End(which, (peer,), () if push.pull else (peer,), entry)
         divisor = max(1, len(self.crew))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
-from windlass.consistency import Ledger
+from windlass.consistency import CountedBatches
 from windlass.server.answers import Answers
 from windlass.server.units import Rest, Start, Unit
 from windlass.types import Generation, Incarnation
@@ -19,7 +19,7 @@ NAMED, LEVEL = -1, -2
 class Crew(Answers):
     """The part of a shard that knows who takes part in it; what it holds is the shard's."""
 
-    ledger: Ledger
+    batches: CountedBatches
     resting: set[Incarnation]
     _crew: tuple[Generation, dict[Incarnation, str]] | None
 
@@ -102,7 +102,7 @@ class Crew(Answers):
 
     def tally(self, tally: m.Tally) -> m.Tallied:
         """What is counted here of a workload's batches; a floor of -1, if that is not ours to say."""
-        counted = self.ledger.workloads.get(tally.workload)
+        counted = self.batches.workloads.get(tally.workload)
         floor, above = (counted.floor, tuple(sorted(counted.above))) if counted is not None else (0, ())
         if not self.log.is_head:
             floor, above = -1, ()

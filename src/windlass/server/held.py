@@ -48,6 +48,21 @@ class HeldKey:
         }
 
 
+    def counts(self) -> dict[str, Any]:
+        """What was counted here of every incarnation, shard by shard: plain data."""
+        shards = {
+            number: {
+                "is_head": shard.log.is_head,
+                "version": shard.version,
+                "applied": dict(shard.clocks.applied),
+                "counted": dict(shard.counted),
+                "batches": shard.batches.dump(),
+            }
+            for number, shard in self.shards.items()
+        }
+        return {"id": next((shard.id for shard in self.shards.values()), 0), "counts": shards}
+
+
 def misfit(shard: Shard, pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...] | None) -> str:
     """What is wrong with pieces that a peer named, if anything: nothing from the wire indexes memory unchecked."""
     for number, lo, hi in pieces:
@@ -83,7 +98,7 @@ def asked_for(tally: m.Tally, keys: Mapping[KeyId, HeldKey]) -> list[AnyShard]:
     if tally.keys:
         return [shard for key in tally.keys if key in keys for shard in keys[key].shards.values()]
     shards = [shard for key in keys.values() for shard in key.shards.values()]
-    return [shard for shard in shards if tally.workload in shard.ledger.workloads]
+    return [shard for shard in shards if tally.workload in shard.batches.workloads]
 
 
 class Looked(Protocol):
@@ -92,10 +107,10 @@ class Looked(Protocol):
     pins: Pins
 
 
-def inspect(server: Looked, peer: Incarnation, key_id: KeyId) -> Any:
+def inspect(server: Looked, peer: Incarnation, asked: m.Inspect) -> Any:
     """What a server says of itself, or of what `peer` waits for on a key: plain data."""
-    if key_id:
-        key = server.keys.get(key_id)
+    if asked.key:
+        key = server.keys.get(asked.key)
         if key is None:
             return "the key was deleted"
         said = dict.fromkeys(shard.explain(peer) for shard in key.shards.values() if shard.log.is_head)
@@ -103,7 +118,10 @@ def inspect(server: Looked, peer: Incarnation, key_id: KeyId) -> Any:
     return {
         "generation": str(server.members.generation),
         "pins": len(server.pins),
-        "keys": {key.spec.name: key.describe(server.members) for key in server.keys.values()},
+        "keys": {
+            key.spec.name: key.describe(server.members) | (key.counts() if asked.with_counts else {})
+            for key in server.keys.values()
+        },
     }
 
 

@@ -167,11 +167,17 @@ class SequentialShard(Shard):
             told = ", ".join(f"{self.members.name(who)} {one.hyper}" for who, one in counted.items())
             self._errors[push] = f"the hyper-parameters of round {round} of '{self.spec.name}' differ: {told}"
         by_slot: dict[int, list[StagedPiece]] = {number: [] for number in self.slots}
+        elements = dict.fromkeys(ranked, 0)
         if push not in self._errors:
+            for who, one in made.items():  # work that was done before is accounted for, too
+                elements[who] = sum(hi - lo for _, lo, hi, _ in one.pieces)
             for one in counted.values():
                 for piece in one.pieces:
                     by_slot[piece[0]].append(piece)
-        entry = m.LogEntry(kind=m.Kind.ROUND, clock=round, members=ranked, hyper=hyper, leases=leases)
+        given = tuple(elements.values())
+        entry = m.LogEntry(
+            kind=m.Kind.ROUND, clock=round, members=ranked, hyper=hyper, elements=given, leases=leases
+        )
         acks = tuple(who for who, one in made.items() if one.wants_ack)
         divisor = max(1, len(ranked) - (len(made) - len(counted)))
         effects += self.queue(
@@ -199,9 +205,9 @@ class SequentialShard(Shard):
         leases: list[Lease] = []
         for who, one in made.items():
             if one.lease is not None:
-                if not self.ledger.is_free(one.lease.workload, one.lease.numbers):
+                if not self.batches.is_free(one.lease.workload, one.lease.numbers):
                     continue
-                self.ledger.take(one.lease.workload, one.lease.numbers)
+                self.batches.take(one.lease.workload, one.lease.numbers)
                 leases.append(one.lease)
             counted[who] = one
         return counted, tuple(leases)

@@ -17,7 +17,7 @@ import numpy as np
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Later, Log, Received, Recycle, Send
-from windlass.consistency import Admission, Clocks, Ledger
+from windlass.consistency import Admission, Clocks, CountedBatches
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.crew import Crew
 from windlass.server.host import Host, Routes
@@ -42,6 +42,7 @@ from windlass.server.units import (
     Teach,
     Unit,
     Waiting,
+    count_elements,
 )
 from windlass.store.dense import Contribution as SlotPiece
 from windlass.store.dense import DenseSlot, Reduced
@@ -54,7 +55,7 @@ class Shard(Crew):
     """Every method that can answer somebody returns effects; what they tell must pass `log.hold_back`."""
 
     log_kind: type[ShardLog] = ShardLog
-    ledger_kind: type[Ledger] = Ledger
+    batches_kind: type[CountedBatches] = CountedBatches
 
     def __init__(self, place: m.Place, number: int, slots: dict[int, DenseSlot], routes: Routes, host: Host) -> None:
         self.id: KeyId = place.key
@@ -70,9 +71,10 @@ class Shard(Crew):
         self.whole = tuple((slot, 0, size) for slot, size in self.sizes.items())
         self.whole_bytes = sum(self.sizes.values()) * self.itemsize
         self.clocks = Clocks()
-        self.ledger = self.ledger_kind()
+        self.batches = self.batches_kind()
         self.resting = set()
         self._crew = None
+        self.counted: dict[Incarnation, int] = {}  # elements that are in the value, by who gave them; the departed, too
         self.version = 0
         self.members = host.members
         self.log = self.log_kind(place.key, number, host.me, host.pins, host.memory)
@@ -187,9 +189,10 @@ class Shard(Crew):
         return {
             "applied": dict(self.clocks.applied),
             "version": self.version,
+            "counted": dict(self.counted),
             "refused": [[who, clock, error] for (who, clock), error in self._refused.items()],
             "resting": sorted(self.resting),
-            "leases": self.ledger.dump(),
+            "leases": self.batches.dump(),
         }
 
     def learn_counts(self, counts: dict[str, Any]) -> None:
@@ -197,8 +200,9 @@ class Shard(Crew):
         self.clocks.applied = {Incarnation(who): clock for who, clock in counts["applied"].items()}
         self.version = counts["version"]
         self.resting = {Incarnation(who) for who in counts["resting"]}
-        self.ledger.load(counts["leases"])
+        self.batches.load(counts["leases"])
         self._crew = None
+        self.counted = {Incarnation(who): elements for who, elements in counts["counted"].items()}
         self._refused = {(Incarnation(who), clock): error for who, clock, error in counts["refused"]}
         for slot in self.slots.values():
             slot.base = UNSEEN
@@ -248,7 +252,7 @@ class Shard(Crew):
         """Somebody else is the head now: what is here and in no entry is sent to it again."""
         self._attaching.clear()
         self._writes.clear()
-        self.ledger.give_up()
+        self.batches.give_up()
         self.clocks.received = dict(self.clocks.applied)
         for slot in self.slots.values():
             slot.waiting.clear()
@@ -538,14 +542,15 @@ class Shard(Crew):
             if who in self.clocks.applied:  # it may have left meanwhile
                 self.clocks.applied[who] = clock
         is_whole = bool(end.members) or end.push[0] == ROUND
+        count_elements(self.counted, end.entry)
         if is_whole:
             self.ended(clock)
         error = self._errors.get(end.push, "") or end.entry.error
         for lease in end.entry.leases:
             if error:
-                self.ledger.give_up(lease.workload, lease.numbers)
+                self.batches.give_up(lease.workload, lease.numbers)
             else:
-                self.ledger.count(lease.workload, lease.numbers)
+                self.batches.count(lease.workload, lease.numbers)
         effects = self._log_end(end, error)
         for slot in self.slots.values():
             if slot.waiting:

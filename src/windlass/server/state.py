@@ -225,7 +225,8 @@ class ServerState:
                 self.pins.release_all(peer, but=pins, before=self._horizons.get(peer))
                 return []
             case m.Inspect():
-                return [Send(peer, m.Done(request=message.request, detail=inspect(self, peer, message.key)))]
+                detail = inspect(self, peer, message)
+                return [Send(peer, m.Done(request=message.request, detail=detail))]
             case m.Staged() | m.Close():
                 return self._on_round(peer, message)
             case m.Replicate() | m.Replicated():

@@ -151,3 +151,12 @@ Order = m.Read | m.Commit
 Unit = Apply | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn | m.Read | m.Commit
 FREE = (End, Start, Rest, Mark)
 """Units that touch no data."""
+
+
+def count_elements(counted: dict[Incarnation, int], entry: m.LogEntry) -> None:
+    """For whoever checks the books: add up how much of each one's data has gone into the value."""
+    if entry.members:
+        for who, elements in zip(entry.members, entry.elements, strict=True):
+            counted[who] = counted.get(who, 0) + elements
+    elif entry.elements:  # a push; a round may be empty
+        counted[entry.who] = counted.get(entry.who, 0) + entry.elements[0]

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
-from windlass.consistency import Admission, Keeper, Ledger, Verdict, may_pull
+from windlass.consistency import Admission, CountedBatches, Keeper, Verdict, may_pull
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.arrival import ArrivalShard
 from windlass.server.log import Log
@@ -250,17 +250,17 @@ class ForgetsClocks(ServerState):
 # --- leased work counts twice ---------------------------------------------------------------------------------------
 
 
-class _AlwaysFree(Ledger):
+class _AlwaysFree(CountedBatches):
     def is_free(self, workload: str, numbers: Iterable[int]) -> bool:
         return True
 
 
 class _CountsAgainInRound(SequentialShard):
-    ledger_kind = _AlwaysFree
+    batches_kind = _AlwaysFree
 
 
 class _CountsAgainOnArrival(ArrivalShard):
-    ledger_kind = _AlwaysFree
+    batches_kind = _AlwaysFree
 
 
 class CountsLeasesAgain(ServerState):

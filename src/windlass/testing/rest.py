@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from windlass._wire import messages as m
 from windlass.server.held import inspect
 from windlass.testing.leases import lease_problems
 from windlass.types import MANAGER, Array, KeyId
@@ -65,7 +66,7 @@ def _left_on(world: World, server: object) -> list[str]:
 
 def _why(world: World, me: object, key: KeyId) -> str:
     told = [
-        f"{world.name(server.me)} says {inspect(server, me, key)}"  # type: ignore[arg-type]
+        f"{world.name(server.me)} says {inspect(server, me, m.Inspect(request=0, key=key))}"  # type: ignore[arg-type]
         for server in world.servers.values() if key in server.keys and server.me not in world.net.dead
     ]  # fmt: skip
     return f" ({'; '.join(told)})" if told else ""

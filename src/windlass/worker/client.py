@@ -53,6 +53,9 @@ class Client:
 
     finished_ranks: frozenset[int] = frozenset()
 
+    witness: Callable[[Op], None] | None = None
+    """Sees every operation before it starts, with the turn; of a cluster whose books are kept."""
+
     def __init__(self, hub: Hub, state: WorkerState, *, timeout: float, warn_seconds: float, is_eager: bool) -> None:
         self.state = state
         self.hub = hub
@@ -79,6 +82,8 @@ class Client:
             self._turn.take()
             try:
                 for work in works:
+                    if self.witness is not None and isinstance(work, Op):
+                        self.witness(work)
                     self._perform(self.state.handle(Submit(work), began))
                     if isinstance(work, Op) and work.after and work.key.queue:
                         self._held.add(work.key)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from windlass._transport.hub import SocketHub
 from windlass._wire import messages as m
 from windlass._wire.effects import LinkDown, LinkUp, Received, Send
@@ -27,7 +29,8 @@ class Looker:
 
     def __init__(self, config: NodeConfig) -> None:
         self._manager = config.manager
-        self._hub: SocketHub = open_hub(fresh_incarnation(), config)
+        calm = msgspec.structs.replace(config.options, chaos="")  # who looks is no part of what is disturbed
+        self._hub: SocketHub = open_hub(fresh_incarnation(), msgspec.structs.replace(config, options=calm))
         self._linked: set[Incarnation] = set()
         self._request = 0
 
@@ -49,13 +52,14 @@ class Looker:
             raise TimeoutError(f"the manager at {where} did not answer within {seconds:g} s; it may be stopped")
         return answer
 
-    def everything(self, seconds: float = LOOK_SECONDS) -> dict[str, Any]:
-        """As `Store.status()`, with "problems": one sentence for each server that did not answer in time."""
+    def everything(self, seconds: float = LOOK_SECONDS, *, with_counts: bool = False) -> dict[str, Any]:
+        """As `Store.status()`, with "problems": one sentence for each server that did not answer in time; and with
+        what each server has counted of whom, if that is wanted."""
         deadline = time.monotonic() + seconds
         said = self.manager(seconds)
         servers = {n["incarnation"]: n for n in said["nodes"] if n["role"] == Role.SERVER and n["state"] == "alive"}
         addresses = {Incarnation(who): (node["address"],) for who, node in servers.items()}
-        answers = self._ask(addresses, max(0.1, deadline - time.monotonic()))
+        answers = self._ask(addresses, max(0.1, deadline - time.monotonic()), with_counts=with_counts)
         said["servers"], said["problems"] = {}, []
         for who, node in servers.items():
             answer = answers.get(who)
@@ -67,11 +71,11 @@ class Looker:
         return said
 
     def _ask(
-        self, peers: Mapping[Incarnation, tuple[str, ...]], seconds: float
+        self, peers: Mapping[Incarnation, tuple[str, ...]], seconds: float, *, with_counts: bool = False
     ) -> dict[Incarnation, dict[str, Any] | str]:
         """Each one's answer; a text says why there can be none, and whoever is missing has not answered in time."""
         self._request += 1
-        inspect = m.Inspect(request=self._request)
+        inspect = m.Inspect(request=self._request, with_counts=with_counts)
         for peer, addresses in peers.items():
             if peer in self._linked:
                 self._hub.send(Send(peer, inspect))

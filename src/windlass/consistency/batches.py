@@ -34,7 +34,7 @@ class Counted:
             self.floor += 1
 
 
-class Ledger:
+class CountedBatches:
     """What is counted of every workload. *Taken* are batches of pushes that are decided but in no entry yet: for who
     asks whether a batch is free they count, for a learner they do not."""
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from windlass.consistency import Counted, Ledger
+from windlass.consistency import Counted, CountedBatches
 
 numbers = st.lists(st.integers(0, 30))
 
@@ -20,16 +20,16 @@ def test_counted_numbers_are_a_set_however_they_come(added):
 
 
 def test_what_is_taken_is_not_free_but_not_told_to_a_learner_either():
-    ledger = Ledger()
-    ledger.take("p", (1, 2))
-    assert not ledger.is_free("p", (2, 3))
-    assert ledger.is_free("p", (3,))
-    assert ledger.is_free("q", (1,))
-    assert ledger.dump() == {}
-    ledger.count("p", (1,))
-    ledger.give_up()
-    assert ledger.is_free("p", (2,))
-    assert not ledger.is_free("p", (1,))
-    learner = Ledger()
-    learner.load(ledger.dump())
+    batches = CountedBatches()
+    batches.take("p", (1, 2))
+    assert not batches.is_free("p", (2, 3))
+    assert batches.is_free("p", (3,))
+    assert batches.is_free("q", (1,))
+    assert batches.dump() == {}
+    batches.count("p", (1,))
+    batches.give_up()
+    assert batches.is_free("p", (2,))
+    assert not batches.is_free("p", (1,))
+    learner = CountedBatches()
+    learner.load(batches.dump())
     assert not learner.is_free("p", (1,))

@@ -1,0 +1,78 @@
+"""A report as a table for a person."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from windlass.chaos.accounting import Finding
+from windlass.chaos.report import Report, seconds_in_words
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    """Print it, in 80 columns if need be."""
+    console = console or Console(highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("at", "fault", "node", "held", "recovered after", ""):
+        is_number = heading in ("at", "held", "recovered after")
+        table.add_column(heading, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
+    for fault in report.faults:
+        table.add_row(
+            f"{fault.at:.1f} s",
+            fault.what,
+            escape(fault.who),
+            seconds_in_words(fault.held_seconds),
+            seconds_in_words(fault.recovery_seconds),
+            escape(fault.note),
+        )
+    for one in report.unfired:
+        told = f"[yellow]not fired:[/yellow] {escape(one.reason)}"
+        table.add_row(f"{one.at:.1f} s", escape(one.what), "", "", "", told)
+    console.print()
+    console.print(f"[bold]Chaos report[/bold]  seed {report.seed}, {report.seconds:.0f} s", soft_wrap=True)
+    if report.faults or report.unfired:
+        console.print(table)
+    for label, value in _lines(report):
+        console.print(f"[bold]{label:<28}[/bold] {value}", soft_wrap=True)
+    for kind, findings in (("lost", report.findings.lost), ("counted twice", report.findings.twice)):
+        for finding in findings:
+            console.print(f"[red]{kind}:[/red] {escape(_told(finding))}", soft_wrap=True)
+    verdict = "[green]nothing was lost, nothing counted twice[/green]"
+    if not report.ok:
+        verdict = f"[bold red]{escape(report.reason)}[/bold red]"
+    console.print(f"[bold]{'verdict':<28}[/bold] {verdict}", soft_wrap=True)
+
+
+def _told(one: Finding) -> str:
+    return f"{one.pushes} pushes of {one.worker} on '{one.key}': {one.reason}"
+
+
+def _lines(report: Report) -> list[tuple[str, str]]:
+    findings = report.findings
+    lines = [("faults fired", f"{len(report.faults)}, not fired {len(report.unfired)}")]
+    links = []
+    if report.drop:
+        links.append(f"{report.frames_lost:,} frames lost ({report.drop:.1%}), each with its link")
+    if report.delay_seconds:
+        links.append(f"{report.frames_late:,} frames {seconds_in_words(report.delay_seconds)} late")
+    if report.links_refused:
+        links.append(f"{report.links_refused:,} dials refused")
+    if links:
+        lines.append(("links", "; ".join(links)))
+    longest = seconds_in_words(report.longest_push_seconds) if findings.num_acked else "–"
+    lines.append(("acknowledged pushes", f"{findings.num_acked:,}; the longest took {longest}"))
+    if findings.unjudged:
+        lines += [("acknowledged pushes lost", "unknown"), ("counted twice", "unknown")]
+    else:
+        lines += [("acknowledged pushes lost", _number(report.num_lost)), ("counted twice", _number(report.num_twice))]
+    if findings.num_deleted_keys:
+        lines.append(("not judged", f"pushes on {findings.num_deleted_keys} keys that the job has deleted"))
+    lines.append(("samples repeated or missed", escape(report.samples)))
+    lines.append(("the job", escape(report.job)))
+    return lines
+
+
+def _number(count: int) -> str:
+    return f"[red]{count:,}[/red]" if count else "0"

@@ -1,0 +1,237 @@
+"""Real clusters under chaos: the faults happen, and nothing is lost; with a mistake planted in the servers the report
+says so."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import windlass as wl
+from windlass.server.state import ServerState
+from windlass.testing.mutants import AcksUnreplicated, ClosesHalf, CountsResends, DropsMember
+
+LEASE_SECONDS = 1.0
+
+
+def _cluster(**options: Any) -> wl.Cluster:
+    chosen = {"servers": 3, "workers": 2, "replicas": 1, "lease_seconds": LEASE_SECONDS, "timeout": 20.0} | options
+    return wl.Cluster(chaos=True, **chosen)
+
+
+def _work(store: wl.Store, seconds: float) -> int:
+    """Push to keys of both kinds for so long; worker 0 says when it is enough."""
+    store.create("rounds", np.zeros(60_000, np.float32), update="add")
+    store.create("any", np.zeros(5000, np.float32), update="add", consistency=wl.Eventual())
+    store.create("enough", np.zeros(1, np.float32), reduce="max", update="assign")
+    until, pushes = time.monotonic() + seconds, 0
+    while True:
+        store.push("any", np.ones(5000, np.float32))
+        store.pushpull("rounds", np.ones(60_000, np.float32))
+        pushes += 1
+        is_late = store.rank == 0 and time.monotonic() > until
+        if store.pushpull("enough", np.full(1, is_late, np.float32))[0]:
+            store.barrier()
+            return pushes
+
+
+def _disturbed(cluster: wl.Cluster, seconds: float, seed: int = 1, **faults: Any) -> Any:
+    """The report, after a run whose values are as if nothing had happened."""
+    with wl.Chaos(cluster, seed=seed, seconds=seconds, **faults) as chaos:
+        pushes = cluster.run(_work, seconds + 0.5)
+    for key in ("rounds", "any"):
+        value = cluster.store().pull(key)
+        assert value.min() == value.max() == sum(pushes)
+    report = chaos.report
+    assert report.ok, report.to_dict()
+    assert (report.num_lost, report.num_twice) == (0, 0)
+    assert report.findings.num_acked > 3 * sum(pushes)
+    return report
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_servers_are_killed_and_replaced_one_after_the_other(transport: str) -> None:
+    with _cluster(transport=transport) as cluster:
+        report = _disturbed(cluster, 2.0, kill=["server:1", "server:any"], every=1.0)
+        names = sorted(node.name for node in cluster.nodes() if node.role == "server" and node.state == "alive")
+    assert names == ["server-0", "server-1", "server-2"]
+    assert [fault.what for fault in report.faults] == ["kill"] * 2
+    assert "server-1" in {fault.who for fault in report.faults}
+    assert report.faults[0].recovery_seconds is not None
+    assert all(fault.recovery_seconds or "no key in use" in fault.note for fault in report.faults)
+    assert all(fault.note.startswith("replaced") for fault in report.faults)
+
+
+def test_stopped_nodes_are_waked_and_a_silent_server_is_replaced() -> None:
+    with _cluster() as cluster:
+        report = _disturbed(cluster, 3.0, stop=["server:0", "worker:1"], every=2.0)
+    assert sorted(fault.who for fault in report.faults) == ["server-0", "worker-1"]
+    short, long = sorted(fault.held_seconds for fault in report.faults)
+    assert 0.1 <= short < LEASE_SECONDS < long < 3.0
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_frames_are_lost_and_late(transport: str) -> None:
+    with _cluster(transport=transport) as cluster:
+        report = _disturbed(cluster, 1.0, drop=0.02, delay=0.002)
+    assert report.frames_lost > 3
+    assert report.frames_late > 100
+    assert report.faults == ()
+
+
+def test_nodes_that_are_kept_apart_meet_again() -> None:
+    with _cluster() as cluster:
+        report = _disturbed(cluster, 1.0, partition=["server:0,worker:1|server:1,server:2"], every=1.5)
+    assert [fault.who for fault in report.faults] == ["server-0,worker-1|server-1,server-2"]
+    assert report.links_refused > 0
+    assert report.longest_push_seconds > 0.1
+
+
+def test_a_server_that_woke_up_in_time_and_was_killed_later_is_replaced_once() -> None:
+    with _cluster(lease_seconds=3.0) as cluster:
+        report = _disturbed(cluster, 2.0, stop=["server:0"], kill=["server:0"], every=1.2, seed=6)
+        servers = [node.name for node in cluster.nodes() if node.role == "server" and node.state == "alive"]
+    assert [fault.what for fault in report.faults] == ["stop", "kill"]
+    assert report.faults[0].held_seconds < 3.0
+    assert [fault.note.startswith("replaced") for fault in report.faults] == [False, True]
+    assert sorted(servers) == ["server-0", "server-1", "server-2"]
+
+
+def test_the_manager_is_killed_and_comes_back() -> None:
+    with _cluster() as cluster:
+        report = _disturbed(cluster, 1.0, kill=["manager"], every=5.0)
+    (fault,) = report.faults
+    assert fault.who == "manager"
+    assert fault.recovery_seconds is not None
+
+
+def test_a_fault_that_cannot_be_fired_is_said_and_not_counted() -> None:
+    """Of two servers with a replica each none may be killed while the other is alone."""
+    with _cluster(servers=2) as cluster:
+        report = _disturbed(cluster, 1.2, kill=["server:any"], every=0.4, replace=False)
+    assert len(report.faults) == 1
+    assert len(report.unfired) == 2
+    assert all("under-replicated" in one.reason for one in report.unfired)
+    assert report.faults[0].note.startswith("not replaced")
+
+
+def test_without_replicas_the_loss_is_told() -> None:
+    with _cluster(servers=2, replicas=0) as cluster:
+        chaos = wl.Chaos(cluster, kill=["server:0", "server:1"], every=0.3, seconds=0.6, seed=1)
+        with pytest.raises(wl.LostRange), chaos:
+            cluster.run(_work, 10.0)
+        report = chaos.report
+    assert report.num_lost > 0
+    assert not report.ok
+    assert "LostRange" in report.job
+    assert "by design" in report.warnings[0]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_must_know_that_it_will_be_disturbed() -> None:
+    with wl.Cluster() as cluster, pytest.raises(wl.UsageError, match=r"wl.Cluster\(chaos=True\)"):
+        wl.Chaos(cluster, kill=["server:0"])
+    with pytest.raises(wl.UsageError, match="chaos expects True or False, and engine='processes'"):
+        wl.Cluster(engine="threads", chaos=True)
+
+
+def test_a_target_that_the_cluster_does_not_have_is_refused_and_a_job_without_pushes_proves_nothing() -> None:
+    with _cluster() as cluster:
+        with wl.Chaos(cluster, kill=["server:any"], seconds=1.0) as chaos:
+            cluster.run(lambda store: None)
+        assert chaos.report.reason == "no fault was fired: nothing is shown"
+        with pytest.raises(wl.UsageError, match="the cluster has 3 servers"):
+            wl.Chaos(cluster, kill=["server:7"])
+        with pytest.raises(wl.UsageError, match="drop expects a share"):
+            wl.Chaos(cluster, drop=1.2)
+        with pytest.raises(wl.UsageError, match="kill expects a list"):
+            wl.Chaos(cluster, kill="server:1")  # type: ignore[arg-type]
+        with pytest.raises(wl.UsageError, match="no report before the end"):
+            _ = wl.Chaos(cluster, kill=["server:1"]).report
+
+
+# --- planted mistakes -------------------------------------------------------------------------------------------------
+
+
+def _push(store: wl.Store, pushes: int) -> None:
+    """Pieces of 4 kB: of some shards two, which by TCP come in two messages."""
+    store.create("rounds", np.zeros(12_000, np.float32), update="add")
+    store.create("any", np.zeros(3000, np.float32), update="add", consistency=wl.Eventual())
+    for _ in range(pushes):
+        tasks = [store.push("any", np.ones(3000, np.float32)), store.push("rounds", np.ones(12_000, np.float32))]
+        store.wait(*tasks)
+
+
+def _under_loss(kind: type[ServerState]) -> Any:
+    with _cluster(servers=2, transport="tcp", chunk_bytes=4096, _server_state=kind) as cluster:
+        with wl.Chaos(cluster, drop=0.02, seed=1) as chaos:
+            cluster.run(_push, 40)
+        return chaos.report
+
+
+def test_servers_without_a_mistake_pass_where_the_planted_ones_do_not() -> None:
+    report = _under_loss(ServerState)
+    assert report.frames_lost > 10
+    assert report.ok, report.to_dict()
+
+
+def test_counting_a_resend_twice_turns_the_report_red() -> None:
+    report = _under_loss(CountsResends)
+    assert report.num_twice > 0
+    assert report.status == 1
+
+
+@pytest.mark.parametrize("kind", [DropsMember, ClosesHalf])
+def test_a_round_without_all_of_its_pushes_turns_the_report_red(kind: type[ServerState]) -> None:
+    report = _under_loss(kind)
+    assert report.num_lost > 0
+    assert {one.key for one in report.findings.lost} == {"rounds"}
+
+
+def _lose_a_head_that_is_kept_apart(kind: type[ServerState]) -> Any:
+    """The two servers of a chain cannot reach each other, and the head dies meanwhile. What it has acknowledged alone
+    is lost."""
+
+    def work(store: wl.Store) -> None:
+        store.create("w", np.zeros(1000, np.float32), update="add", consistency=wl.Eventual())
+        until = time.monotonic() + 1.2
+        while time.monotonic() < until:
+            store.push("w", np.ones(1000, np.float32)).wait(timeout=5.0)
+
+    with _cluster(servers=2, workers=1, lease_seconds=2.0, _server_state=kind) as cluster:
+        chaos = wl.Chaos(cluster, partition=["server:0|server:1"], every=60.0, seconds=1.0, seed=2)
+
+        def kill() -> None:
+            while not chaos._session.firing.faults:
+                time.sleep(0.01)
+            time.sleep(0.25)
+            (chain,) = cluster.store().status()["keys"]["w"]["shards"]
+            os.kill(next(node.pid for node in cluster.nodes() if node.name == chain[0]), signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        try:
+            with chaos:
+                killer.start()
+                cluster.run(work)
+        except wl.TimeoutError:
+            assert kind is not ServerState  # the new head waits for pushes that it never saw
+        killer.join()
+        return chaos.report
+
+
+def test_a_head_that_dies_while_its_chain_is_cut_takes_nothing_with_it() -> None:
+    report = _lose_a_head_that_is_kept_apart(ServerState)
+    assert report.ok, report.to_dict()
+
+
+def test_acknowledging_before_the_chain_has_it_turns_the_report_red() -> None:
+    report = _lose_a_head_that_is_kept_apart(AcksUnreplicated)
+    assert report.num_lost > 0
+    assert "was acknowledged, and a shard has counted" in report.findings.lost[0].reason

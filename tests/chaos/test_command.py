@@ -1,0 +1,131 @@
+"""`windlass chaos -- COMMAND`, as its user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import WINDLASS, finish, started, windlass
+from tests.engines.processes import descendants, left_after
+
+pytestmark = pytest.mark.timeout(120)  # a command starts an interpreter for each node
+
+JOB = """
+import sys, time
+import numpy as np
+import windlass as wl
+store = wl.connect()
+store.create("w", np.zeros(60_000, np.float32), update="add")
+store.create("enough", np.zeros(1, np.float32), reduce="max", update="assign")
+until, pushes = time.monotonic() + float(sys.argv[1]), 0
+while True:
+    store.pushpull("w", np.ones(60_000, np.float32))
+    pushes += 1
+    if pushes == 1: print("up", flush=True)
+    is_late = store.rank == 0 and time.monotonic() > until
+    if store.pushpull("enough", np.full(1, is_late, np.float32))[0]: break
+value = store.pull("w")
+assert value.min() == value.max() == pushes * 2
+print("done", store.rank)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "job.py"
+    path.write_text(JOB)
+    return path
+
+
+def _run(script: Path, seconds: float, *options: object) -> tuple[object, ...]:
+    return (WINDLASS, "run", "--servers", 3, "--workers", 2, "--replicas", 1, *options, script, seconds)
+
+
+def test_a_job_survives_the_servers_that_it_loses_and_the_report_says_so(script: Path, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    chaos = ("--kill", "server:any", "--drop", "0.5%", "--every", "1s", "--for", "2s", "--seed", 5, "--json", file)
+    done = windlass("chaos", *chaos, "--", *_run(script, 3.0))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert {"[worker-0] done 0", "[worker-1] done 1"} <= set(lines)
+    assert "Chaos report  seed 5" in done.stdout
+    assert "nothing was lost, nothing counted twice" in done.stdout
+    assert "the job leases no work" in done.stdout
+    assert "chaos: " in done.stderr
+    assert "others have what it held, and go on" in done.stderr
+    report = json.loads(file.read_text())
+    assert (report["ok"], report["num_lost"], report["num_twice"], report["job_status"]) == (True, 0, 0, 0)
+    assert [fault["what"] for fault in report["faults"]] == ["kill", "kill"]
+    assert all(fault["note"].startswith("replaced") for fault in report["faults"])
+    assert report["findings"]["num_acked"] > 0
+
+
+def test_a_job_that_ends_because_of_it_is_said_to_have_ended_so(script: Path) -> None:
+    done = windlass("chaos", "--kill", "worker:1", "--for", "5s", "--", *_run(script, 20.0))
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "workers will be killed: unless the job goes on without them, it ends there" in done.stderr
+    assert "the job ended with status 137" in done.stdout
+    assert "nothing was lost" in done.stdout
+
+
+def test_ctrl_c_wakes_the_stopped_and_ends_the_job_with_a_report(script: Path) -> None:
+    with started("chaos", "--stop", "server:0", "--every", "60s", "--", *_run(script, 60.0)) as chaos:
+        assert chaos.stderr is not None
+        while "stopped server-0" not in chaos.stderr.readline():
+            assert chaos.poll() is None
+        pids = descendants(chaos.pid)
+        os.killpg(chaos.pid, signal.SIGINT)
+        code, out, err, _ = finish(chaos)
+    assert code == 130
+    assert "waked server-0 again" in err
+    assert "SIGINT: the job is told to stop" in err
+    assert "nothing was lost, nothing counted twice" in out
+    assert left_after(pids, 0.5) == []
+
+
+def test_a_job_does_not_outlive_who_disturbs_it(script: Path) -> None:
+    with started("chaos", "--stop", "server:0", "--every", "60s", "--", *_run(script, 60.0)) as chaos:
+        assert chaos.stderr is not None
+        while "stopped server-0" not in chaos.stderr.readline():
+            assert chaos.poll() is None
+        pids = descendants(chaos.pid)
+        chaos.kill()
+        assert left_after(pids, 10.0) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--kill", "server:1"), "chaos expects a command after --"),
+        (("--", "true"), "chaos expects at least one fault: kill, stop, drop, delay or partition"),
+        (("--drop", "120%", "--", "true"), "drop expects a share from 0% to below 100% (5% or 0.05), got '120%'"),
+        (("--kill", "client:1", "--", "true"), "chaos expects server:N, worker:N, server:any, worker:any or manager"),
+        (("--partition", "server:1", "--", "true"), "it has no bar, so nobody is on the other side"),
+        (("--delay", "soon", "--", "true"), "expected a time (20ms, 5s, 2m), got 'soon'"),
+        (("--drop", "1%", "--", "no-such-program"), "chaos cannot start 'no-such-program': No such file or directory"),
+        (("--drop", "1%", "--json", "/no/such/x", "--", "true"), "--json expects a file in a directory that exists"),
+    ],
+)
+def test_nonsense_is_refused_in_words(arguments: tuple[str, ...], words: str) -> None:
+    done = windlass("chaos", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+
+
+def test_a_node_that_the_job_does_not_have_ends_it_before_it_begins(script: Path) -> None:
+    began = time.monotonic()
+    done = windlass("chaos", "--kill", "server:7", "--no-replace", "--", *_run(script, 60.0))
+    assert done.returncode == 2
+    assert "the cluster has 3 servers (server:0 to server:2)" in done.stderr
+    assert time.monotonic() - began < 30.0
+
+
+def test_a_command_that_opens_no_cluster_is_not_disturbed() -> None:
+    done = windlass("chaos", "--drop", "1%", "--", "true")
+    assert done.returncode == 1
+    assert "the job ended with status 0 before it had opened a cluster; nothing was disturbed" in done.stderr
