@@ -8,9 +8,8 @@ import pytest
 
 from windlass.testing.explorer import Limits, explore
 from windlass.testing.network import Shots
+from windlass.testing.world import CALM
 from windlass.types import Bounded, Eventual, Sequential
-
-CALM = Limits(breaks=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0, additions=0, drains=0, restarts=0)
 
 NUM_BATCHES = 5
 SEEDS_PER_BATCH = 400

@@ -344,11 +344,13 @@ class Log:
         release: list[Effect] = [Send(peer, m.Release(pins=part.pins))] if is_shared and part.pins else [Recycle(data)]
         if not self.is_from_predecessor(peer):
             return release, None
+        if part.pins and is_shared and (part.index <= self.index or self._coming) and self._is_reading(peer, part.pins):
+            release = []  # the same message again: what it names is still needed
         if part.index <= self.index:
             again = [Send(peer, self._ack())] if part.entry is not None else []
             return [*release, *again], None
         effects: list[Effect] = []
-        if part.index == self.index + 1 and part.part == 0:
+        if part.index == self.index + 1 and part.part == 0 and release:
             effects += self._forget_coming()
             # At once where the next of the chain has all before it; else when it is applied here.
             is_chained = self.downstream is not None and self.teaching is Teaching.NOBODY
@@ -402,6 +404,9 @@ class Log:
         """That peer's pins on what is still to be applied here."""
         parts = [*self._coming, *(part for whole in self._applying for part in whole.parts)]
         return [pin for part in parts if part.theirs[0] == peer for pin in part.theirs[1]]
+
+    def _is_reading(self, peer: Incarnation, pins: tuple[int, ...]) -> bool:
+        return not set(pins).isdisjoint(self.reading(peer))
 
     def mark(self, whole: Whole) -> list[Effect]:
         """The entry is in the value here."""

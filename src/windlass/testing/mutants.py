@@ -20,6 +20,7 @@ from windlass.server.sequential import SequentialShard
 from windlass.server.state import ServerState
 from windlass.server.units import HeldSlot
 from windlass.testing.explorer import Limits
+from windlass.testing.world import CALM
 from windlass.types import Bounded, Eventual, Generation, Incarnation, Sequential
 
 # --- a resend counts twice --------------------------------------------------------------------------------------------
@@ -255,9 +256,7 @@ class Mutant:
     is_visible_outside: bool
 
 
-_CALM = Limits(
-    breaks=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0, additions=0, drains=0, restarts=0, large=0.0
-)  # fmt: skip
+_CALM = replace(CALM, large=0.0)
 _BROKEN = replace(_CALM, breaks=6)
 _CHAINED = replace(_CALM, servers=(2, 3), replicas=(1, 1), crashes=1)
 _ROUNDS = (Sequential(),)
@@ -278,9 +277,8 @@ MUTANTS = {
         Mutant(
             AcksResendsEarly,
             frozenset({"once", "never made"}),
-            Limits(
-                servers=(1, 1), workers=(3, 5), clock=(3, 5), breaks=30, departures=0, zombies=0, joins=0, large=0.0,
-                crashes=0, deposed=0, additions=0, drains=0, restarts=0, replicas=(0, 0),
+            replace(
+                _CALM, servers=(1, 1), workers=(3, 5), clock=(3, 5), breaks=30, replicas=(0, 0),
                 consistencies=_ROUNDS,
             ),
             False,

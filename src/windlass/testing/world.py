@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windlass._wire import messages as m
-from windlass._wire.effects import Dial, Hangup, Later, LinkDown, Persist, Recycle, Send, Stop, Tick
+from windlass._wire.effects import Dial, Hangup, Later, LinkDown, Persist, Received, Recycle, Send, Stop, Tick
 from windlass.manager.records import AnyRecord, Image, Term
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.server.state import ServerConfig, ServerState
+from windlass.testing.aims import AFTER, BEFORE, WHATS, draw_aims, shoot
 from windlass.testing.faults import draw_faults, next_fault
 from windlass.testing.history import History, KeyShape, Pulled, WorkerLog
-from windlass.testing.network import Box, Network, PoisonedHeap
+from windlass.testing.network import Box, Network, Pair, PoisonedHeap
 from windlass.testing.program import Condition, Plan, Program, Reader
 from windlass.testing.rest import at_rest, final_values
 from windlass.testing.story import event_text
@@ -39,6 +40,14 @@ class Limits:
     clock: tuple[int, int] = (2, 4)
     consistencies: tuple[Consistency, ...] = (Sequential(), Bounded(1), Bounded(2), Eventual())
     breaks: int = 4
+    drops: int = 1
+    """Frames that are lost, each with all that comes after it on its link."""
+    copies: int = 2
+    """Messages that come twice."""
+    slows: int = 2
+    """Links or nodes that are slow for a while."""
+    partitions: int = 1
+    """How often some nodes cannot reach others for a while."""
     departures: int = 1
     zombies: int = 1
     joins: int = 1
@@ -55,18 +64,42 @@ class Limits:
     """Servers that are asked to leave."""
     restarts: int = 1
     """How often the manager dies, and another starts from what it has written down."""
+    aims: int = 1
+    """How many things happen just before or after a node handles a certain kind of message."""
+    hurry: tuple[float, ...] = (0.002, 0.01, 0.03)
+    """How likely it is, at each step, that the next thing goes wrong; one of these in each run."""
+    kinds: tuple[str, ...] = ()
+    """The kinds of message that are aimed at, or come twice; none: any."""
+    whats: tuple[str, ...] = WHATS
+    """What happens then."""
     large: float = 0.05
     """How often slots are so large that replies go from where they lie, under a pin, instead of by copy."""
+
+
+CALM = Limits(
+    breaks=0, drops=0, copies=0, slows=0, partitions=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0,
+    additions=0, drains=0, restarts=0, aims=0,
+)  # fmt: skip
+"""Nothing goes wrong, and nobody comes or goes. A test that looks for one thing adds it."""
 
 
 @dataclass(slots=True)
 class Away:
     """A node that the manager cannot reach, until so many steps have been made; stopped, or at work. What the manager
-    says to `late` is on its way for as long."""
+    says to `late` is on its way for as long. Or, not `is_parted`, one that is only stopped."""
 
     until: int
     is_stopped: bool
-    late: Incarnation
+    late: Incarnation | None = None
+    is_parted: bool = True
+
+
+@dataclass(slots=True)
+class Wall:
+    """Between nodes that cannot reach each other, until so many steps have been made."""
+
+    until: int
+    stones: set[Pair]
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +136,7 @@ class World:
         self.large = rng.random() < limits.large
         self.net = Network(rng, is_shared=rng.random() < 0.5)
         self.plan = self._draw_plan()
-        num_workers = self.plan.num_seats - limits.joins
+        num_workers = self.plan.num_seats - limits.joins - limits.aims
         num_servers = rng.randint(*limits.servers)
         replicas = min(rng.randint(*limits.replicas), num_servers - 1)
         config = ManagerConfig(
@@ -122,6 +155,7 @@ class World:
         self.deposed: set[Incarnation] = set()
         self.leaving: set[Incarnation] = set()
         self.away: dict[Incarnation, Away] = {}
+        self.walls: list[Wall] = []
         self._server_kind = server
         for _ in range(num_servers):
             self.add_server()
@@ -129,13 +163,14 @@ class World:
             self.add_worker(is_joiner=False)
         self.reader = self._add_reader() if rng.randint(0, limits.readers) else None
         self.faults = draw_faults(rng, limits)
-        self.hurry = rng.choice((0.002, 0.01, 0.03))
+        self.aims = draw_aims(rng, limits)
+        self.hurry = rng.choice(limits.hurry)
         self.candidates = rng.randint(1, 3)
         self.disturbs_start = rng.random() < 0.3
 
     def _draw_plan(self) -> Plan:
         rng, limits = self.rng, self.limits
-        num_seats = rng.randint(*limits.workers) + limits.joins
+        num_seats = rng.randint(*limits.workers) + limits.joins + limits.aims
         clock = rng.randint(*limits.clock)
         keys = []
         for number in range(rng.randint(*limits.keys)):
@@ -153,6 +188,11 @@ class World:
         config = ServerConfig(join=join, manager=(), lease_seconds=LEASE_SECONDS)
         self.servers[me] = self._server_kind(me, self.heaps[me], config)
         self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether there is room in the keys for one worker more."""
+        return len(self.workers) - (READER in self.workers) < self.plan.num_seats
 
     def add_worker(self, *, is_joiner: bool) -> None:
         seat = sum(me != READER for me in self.workers)
@@ -178,7 +218,7 @@ class World:
             rank=lambda: node.state.rank, is_shared=self.net.is_shared, is_joiner=is_joiner,
         )  # fmt: skip
         node.steps = node.program.run()
-        node.waits_for = lambda: node.state.is_joined
+        node.waits_for = lambda: node.state.is_joined or node.state.failure is not None
         self.workers[me] = node
         self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
         return node
@@ -199,7 +239,7 @@ class World:
                     continue
                 if MANAGER in net.dead and (self.now >= self._manager_at or self.seconds > self._manager_by):
                     self._start_manager()
-                if self.away and self._are_back():
+                if (self.away or self.walls) and self._are_back():
                     continue
                 if self.manager.is_recovering and rng.random() < 0.03:
                     self._try_patience()
@@ -208,10 +248,11 @@ class World:
                     other = busy[int(rng.random() * len(busy))]
                     if other.priority > box.priority:
                         box = other
+                if box.slow_until > self.now and rng.random() < 0.9:
+                    continue
                 if self.away and self._is_kept_from(box):
                     continue
-                self._deliver(box, net.take(box))
-                net.shots.delivered += 1
+                self._next(box)
                 if not busy:
                     self._let_time_pass()
         except Exception as error:  # a state machine must never raise, whatever comes
@@ -220,12 +261,46 @@ class World:
             return f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
         return at_rest(self)
 
-    def part(self, me: Incarnation, *, is_stopped: bool) -> None:
-        """Cut a node off from the manager for some while, and stop it, perhaps. Time passes meanwhile."""
+    def _next(self, box: Box) -> None:
+        """Let the first of what is in this box arrive, unless something is aimed at that moment."""
+        net, node, event = self.net, box.node, box.events[0]
+        kind = ""
+        if type(event) is Received:
+            net.shots.messages += 1
+            if self.limits.aims:
+                kind = type(event.message).__name__
+                if self.aims and shoot(self, node, kind, BEFORE):
+                    return
+                net.shots.flown[kind] += 1
+        self._deliver(box, net.take(box))
+        net.shots.delivered += 1
+        if kind and self.aims:
+            shoot(self, node, kind, AFTER)
+
+    # --- who is away --------------------------------------------------------------------------------------------------
+
+    def depose(self, me: Incarnation, *, is_stopped: bool) -> None:
+        """Cut a server off from the manager for some while, and stop it, perhaps: it is taken for dead."""
+        self.tell(f"*** {self.name(me)} cannot reach the manager{', and is stopped' if is_stopped else ''}")
+        self.deposed.add(me)
         late = self.rng.choice([*self.workers])
         self.away[me] = Away(self.now + self.rng.randint(50, 400), is_stopped, late)
         self.net.parted.add(me)
         self.net.disconnect(me, MANAGER, "cut")
+        self.net.shots.deposed += 1
+
+    def stop(self, me: Incarnation) -> None:
+        """Stop a worker or the manager for some while. Nobody is told."""
+        self.away[me] = Away(self.now + self.rng.randint(50, 400), True, is_parted=False)
+
+    def raise_wall(self, some: Collection[Incarnation], others: Collection[Incarnation]) -> None:
+        """Keep these and those from each other for some while."""
+        self.walls.append(Wall(self.now + self.rng.randint(30, 400), self.net.part(some, others)))
+
+    def _heal(self, wall: Wall) -> None:
+        self.walls.remove(wall)
+        self.net.heal(wall.stones)
+        self.tell("*** and can reach them again")
 
     def _is_kept_from(self, box: Box) -> bool:
         """Whether what is in this box does not get through now."""
@@ -240,8 +315,13 @@ class World:
         for me, away in list(self.away.items()):
             if self.now >= away.until:
                 del self.away[me]
-                self.net.parted.discard(me)
-                self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
+                if away.is_parted and me not in self.net.dead:
+                    self.net.parted.discard(me)
+                    self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
+                return True
+        for wall in self.walls:
+            if self.now >= wall.until:
+                self._heal(wall)
                 return True
         if self.rng.random() < 0.03 and not self._is_manager_missed():
             self.seconds += self.rng.choice((0.1, 1.0, LEASE_SECONDS))
@@ -250,10 +330,10 @@ class World:
                     self.net.put(self.net.box(me, "tick"), Tick())
         return False
 
-    def lose_manager(self) -> None:
-        """Its process dies. Another starts from its records some time later."""
+    def lose_manager(self, *, is_replaced: bool = False) -> None:
+        """Its process dies. Another starts from its records, at once or some time later."""
         self.net.kill(MANAGER)
-        self._manager_at = self.now + self.rng.randint(1, 300)
+        self._manager_at = self.now + (1 if is_replaced else self.rng.randint(1, 300))
         self._manager_by = self.seconds + GIVE_UP_SECONDS / 2
 
     def _start_manager(self) -> None:
@@ -295,6 +375,8 @@ class World:
 
     def _let_time_pass(self) -> None:
         """Nothing moves: whoever still waits hears that time has passed, a few times, and may ask again."""
+        for wall in list(self.walls):
+            self._heal(wall)
         if MANAGER in self.net.dead:
             self._start_manager()
         if self.manager.is_recovering and self._num_pauses < MAX_PAUSES:
