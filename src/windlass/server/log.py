@@ -112,11 +112,11 @@ class Log:
     @property
     def downstream(self) -> Incarnation | None:
         """Whom entries go to from here."""
-        if self.me not in self.chain:
+        chain, me = self.chain, self.me
+        if me not in chain:
             return None
-        after = self.chain[self.chain.index(self.me) + 1 :]
-        if after:
-            return after[0]
+        if chain[-1] != me:
+            return chain[chain.index(me) + 1]
         return self.learner if self.teaching in (Teaching.SHOWING, Teaching.JOINING) else None
 
     @property

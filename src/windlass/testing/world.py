@@ -156,6 +156,8 @@ class World:
         self.leaving: set[Incarnation] = set()
         self.away: dict[Incarnation, Away] = {}
         self.walls: list[Wall] = []
+        self.is_odd = False  # somebody is away, or there is no manager that speaks
+        self._fault_at = 1  # the step at which the next thing may go wrong
         self._server_kind = server
         for _ in range(num_servers):
             self.add_server()
@@ -227,28 +229,20 @@ class World:
 
     def run(self) -> str:
         """Until nothing is under way. Gives what is left waiting then, in words; it should be nothing."""
-        net, rng = self.net, self.rng
-        busy = net.busy
+        busy, random, candidates = self.net.busy, self.rng.random, self.candidates - 1
         try:
             while busy:
-                self.now += 1
-                if self.now > MAX_STEPS:
-                    return f"still busy after {MAX_STEPS} steps"
-                if self.faults and rng.random() < self.hurry and self._is_under_way():
-                    next_fault(self)
+                now = self.now = self.now + 1
+                if now >= self._fault_at and self._is_disturbed():
                     continue
-                if MANAGER in net.dead and (self.now >= self._manager_at or self.seconds > self._manager_by):
-                    self._start_manager()
-                if (self.away or self.walls) and self._are_back():
+                if self.is_odd and self._is_out_of_turn():
                     continue
-                if self.manager.is_recovering and rng.random() < 0.03:
-                    self._try_patience()
-                box = busy[int(rng.random() * len(busy))]
-                for _ in range(self.candidates - 1):
-                    other = busy[int(rng.random() * len(busy))]
+                box = busy[int(random() * len(busy))]
+                for _ in range(candidates):
+                    other = busy[int(random() * len(busy))]
                     if other.priority > box.priority:
                         box = other
-                if box.slow_until > self.now and rng.random() < 0.9:
+                if box.slow_until > now and random() < 0.9:
                     continue
                 if self.away and self._is_kept_from(box):
                     continue
@@ -261,20 +255,50 @@ class World:
             return f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
         return at_rest(self)
 
+    def _is_disturbed(self) -> bool:
+        """The time has come for the next fault. How likely one is at each step is drawn once for all steps up to it."""
+        if self.now > MAX_STEPS:
+            raise TimeoutError(f"still busy after {MAX_STEPS} steps")
+        is_due = bool(self.faults) and self._is_under_way()
+        if is_due:
+            next_fault(self)
+        pause = int(self.rng.expovariate(self.hurry)) + 1
+        self._fault_at = min(self.now + pause, MAX_STEPS + 1) if self.faults else MAX_STEPS + 1
+        return is_due
+
+    def _is_out_of_turn(self) -> bool:
+        """Somebody is away, or there is no manager that speaks: whether this step is theirs."""
+        net = self.net
+        is_dead = MANAGER in net.dead
+        if is_dead and (self.now >= self._manager_at or self.seconds > self._manager_by):
+            self._start_manager()
+        is_recovering = self.manager.is_recovering
+        if (self.away or self.walls) and self._are_back():
+            return True
+        if is_recovering and self.rng.random() < 0.03:
+            self._try_patience()
+        self.is_odd = is_dead or is_recovering or bool(self.away) or bool(self.walls)
+        return False
+
     def _next(self, box: Box) -> None:
         """Let the first of what is in this box arrive, unless something is aimed at that moment."""
         net, node, event = self.net, box.node, box.events[0]
-        kind = ""
-        if type(event) is Received:
-            net.shots.messages += 1
-            if self.limits.aims:
-                kind = type(event.message).__name__
-                if self.aims and shoot(self, node, kind, BEFORE):
-                    return
-                net.shots.flown[kind] += 1
-        self._deliver(box, net.take(box))
-        net.shots.delivered += 1
-        if kind and self.aims:
+        shots = net.shots
+        if type(event) is not Received:
+            shots.delivered += 1
+            self._deliver(box, net.take(box))
+            return
+        if not self.limits.aims:
+            net.take(box)
+            self._deliver_message(node, box, event)
+            return
+        kind = type(event.message).__name__
+        if self.aims and shoot(self, node, kind, BEFORE):
+            return
+        shots.flown[kind] += 1
+        net.take(box)
+        self._deliver_message(node, box, event)
+        if self.aims:
             shoot(self, node, kind, AFTER)
 
     # --- who is away --------------------------------------------------------------------------------------------------
@@ -283,6 +307,7 @@ class World:
         """Cut a server off from the manager for some while, and stop it, perhaps: it is taken for dead."""
         self.tell(f"*** {self.name(me)} cannot reach the manager{', and is stopped' if is_stopped else ''}")
         self.deposed.add(me)
+        self.is_odd = True
         late = self.rng.choice([*self.workers])
         self.away[me] = Away(self.now + self.rng.randint(50, 400), is_stopped, late)
         self.net.parted.add(me)
@@ -291,10 +316,12 @@ class World:
 
     def stop(self, me: Incarnation) -> None:
         """Stop a worker or the manager for some while. Nobody is told."""
+        self.is_odd = True
         self.away[me] = Away(self.now + self.rng.randint(50, 400), True, is_parted=False)
 
     def raise_wall(self, some: Collection[Incarnation], others: Collection[Incarnation]) -> None:
         """Keep these and those from each other for some while."""
+        self.is_odd = True
         self.walls.append(Wall(self.now + self.rng.randint(30, 400), self.net.part(some, others)))
 
     def _heal(self, wall: Wall) -> None:
@@ -333,6 +360,7 @@ class World:
     def lose_manager(self, *, is_replaced: bool = False) -> None:
         """Its process dies. Another starts from its records, at once or some time later."""
         self.net.kill(MANAGER)
+        self.is_odd = True
         self._manager_at = self.now + (1 if is_replaced else self.rng.randint(1, 300))
         self._manager_by = self.seconds + GIVE_UP_SECONDS / 2
 
@@ -394,10 +422,34 @@ class World:
         """Whether there is something worth disturbing: most runs are left alone until somebody pushes."""
         return self.disturbs_start or any(worker.program.is_ready for worker in self.workers.values())
 
+    def _deliver_message(self, node: Incarnation, box: Box, event: Received) -> None:
+        shots = self.net.shots
+        shots.delivered += 1
+        shots.messages += 1
+        if self.tells:
+            self._tell_of(box, event)
+        server = self.servers.get(node)
+        if server is not None:
+            self._perform(node, server.handle(event, self.seconds))
+        elif node == MANAGER:
+            self._to_manager(event)
+        else:
+            worker = self.workers[node]
+            self._perform(node, worker.state.handle(event, self.seconds + worker.ahead))
+            if worker.waits_for is not None:
+                self._wake(node, worker)
+
+    def _to_manager(self, event: Any) -> None:
+        was_recovering = self.manager.is_recovering
+        self._perform(MANAGER, self.manager.handle(event, self._manager_seconds))
+        if was_recovering and not self.manager.is_recovering:
+            self._count_out()
+
     def _deliver(self, box: Box, event: Any) -> None:
+        """Let anything but a message arrive."""
         node = box.node
         if self.tells:
-            self.tell(f"{self.name(node)} <- {box.source.replace('from ', '')}: {event_text(event)}")
+            self._tell_of(box, event)
         if isinstance(event, Dial):
             self.net.connect(node, event.peer)
             return
@@ -407,12 +459,8 @@ class World:
                 return
             self._tick(node)
         if node == MANAGER:
-            if isinstance(event, Tick) and not self.manager.is_recovering:
-                return
-            was_recovering = self.manager.is_recovering
-            self._perform(node, self.manager.handle(event, self._manager_seconds))
-            if was_recovering and not self.manager.is_recovering:
-                self._count_out()
+            if not isinstance(event, Tick) or self.manager.is_recovering:
+                self._to_manager(event)
         elif node in self.servers:
             self._perform(node, self.servers[node].handle(event, self.seconds))
         else:
@@ -426,6 +474,9 @@ class World:
                 if isinstance(event, LinkDown):
                     self.net.put(self.net.box(node, "tick"), Tick())
             self._wake(node, worker)
+
+    def _tell_of(self, box: Box, event: Any) -> None:
+        self.tell(f"{self.name(box.node)} <- {box.source.replace('from ', '')}: {event_text(event)}")
 
     def _tick(self, node: Incarnation) -> None:
         """As much as a redial takes. A worker's clock is its own: others who dial do not make it give up."""
@@ -453,33 +504,31 @@ class World:
     def _perform(self, node: Incarnation, effects: Iterable[Any]) -> None:
         net = self.net
         for effect in effects:
-            if isinstance(effect, Send):
-                self._send(node, effect)
-            elif isinstance(effect, Call):
+            kind = type(effect)
+            if kind is Send:
+                if net.send(node, effect) and type(effect.message) is m.Push:
+                    self._count_resend(node, effect.message)
+            elif kind is Call:
                 effect.function()
-            elif isinstance(effect, Recycle):
+            elif kind is Recycle:
                 net.recycle(effect.data)
-            elif isinstance(effect, Later):
+            elif kind is Later:
                 net.put(net.box(node, "later"), effect)
-            elif isinstance(effect, Dial):
-                net.put(net.box(node, "dial"), effect)  # type: ignore[arg-type]
-            elif isinstance(effect, Persist):
+            elif kind is Dial:
+                net.put(net.box(node, "dial"), effect)
+            elif kind is Persist:
                 self.records.append(effect.record)
-            elif isinstance(effect, Hangup):
+            elif kind is Hangup:
                 net.disconnect(node, effect.peer, effect.reason)
-            elif isinstance(effect, Stop):
+            elif kind is Stop:
                 assert node in self.deposed | self.leaving, f"{self.name(node)} stopped: {effect.reason}"
                 net.kill(node)
 
-    def _send(self, node: Incarnation, send: Send) -> None:
-        if not self.net.send(node, send):
-            return
-        message = send.message
-        if isinstance(message, m.Push):
-            which = (node, message.key, message.shard, message.clock, message.part)
-            if which in self.sent:
-                self.net.shots.resends += 1
-            self.sent.add(which)
+    def _count_resend(self, node: Incarnation, push: m.Push) -> None:
+        which = (node, push.key, push.shard, push.clock, push.part)
+        if which in self.sent:
+            self.net.shots.resends += 1
+        self.sent.add(which)
 
     # --- telling ------------------------------------------------------------------------------------------------------
 
