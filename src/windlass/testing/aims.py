@@ -29,6 +29,9 @@ KINDS = (
     "Show", "ShowSlot", "Shown", "Recruited", "Settle", "Settled", "Drain", "Beat",
 )  # fmt: skip
 """Every kind of message that flows in explored runs."""
+RARE = ("Misplaced", "Release", "Staged", "Close", "Settle", "Drain")
+"""Those of them that seldom come when their receiver may go: aimed at more often."""
+PASSES = (0, 0, 0, 1, 3, 8)
 
 
 @dataclass(slots=True)
@@ -43,13 +46,11 @@ class Aim:
 
 def draw_aims(rng: random.Random, limits: Limits) -> list[Aim]:
     """What to aim at in this run. All of it need not happen: the message may not come, or its receiver be needed."""
+    kinds = limits.kinds or (*KINDS, *RARE)
     return [
-        Aim(rng.choice(limits.kinds or KINDS), rng.choice((BEFORE, AFTER)), rng.choice(limits.whats), rng.choice(PASSES))
+        Aim(rng.choice(kinds), rng.choice((BEFORE, AFTER)), rng.choice(limits.whats), rng.choice(PASSES))
         for _ in range(limits.aims)
     ]
-
-
-PASSES = (0, 0, 0, 1, 3, 8)
 
 
 def shoot(world: World, node: Incarnation, kind: str, moment: str) -> bool:

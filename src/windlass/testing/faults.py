@@ -180,7 +180,7 @@ def _drain_server(world: World) -> bool:
 
 
 def may_lose(world: World) -> list[Incarnation]:
-    """Servers that may go now: none that is the last of a chain, and no more at the same time than there are replicas."""
+    """Servers that may go now: none that is the last of a chain, and at one time no more than there are replicas."""
     there = [me for me in world.servers if me not in world.net.dead | world.deposed | world.leaving]
     keys = world.manager.chart.keys.values()
     held = [chain for key in keys for chain in (*key.chains, *key.targets.values())]  # now, or in a moment

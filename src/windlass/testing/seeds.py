@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -39,8 +40,6 @@ class Tally:
 
 def explore_all(seeds: Sequence[int], limits: Limits, server: type[ServerState] = ServerState) -> Tally:
     """Explore these seeds in this process, one after the other."""
-    import time
-
     tally = Tally()
     began = time.process_time()
     for outcome in _outcomes(seeds, limits, server):
@@ -110,7 +109,7 @@ class Crew:
         if self.num_processes == 1:
             return explore_all(seeds, limits, server)
         tally = Tally()
-        tasks = [self._submit(explore_all, part, limits, server) for part in _parts(seeds)]
+        tasks = [self._submit(explore_all, part, limits, server) for part in self._parts(seeds)]
         for task in tasks:
             done = task.result()
             assert isinstance(done, Tally)
@@ -121,7 +120,7 @@ class Crew:
         """The lowest of these seeds that breaks one of these rules, or none; those after it may not be tried."""
         if self.num_processes == 1:
             return find(seeds, limits, server, rules)
-        tasks = [self._submit(find, part, limits, server, rules) for part in _parts(seeds)]
+        tasks = [self._submit(find, part, limits, server, rules) for part in self._parts(seeds)]
         try:
             for task in tasks:
                 seed = task.result()
@@ -133,6 +132,7 @@ class Crew:
                 task.cancel()
         return None
 
-
-def _parts(seeds: range) -> list[range]:
-    return [seeds[start : start + SEEDS_PER_TASK] for start in range(0, len(seeds), SEEDS_PER_TASK)]
+    def _parts(self, seeds: range) -> list[range]:
+        """In small pieces, so that nobody is left waiting at the end."""
+        size = max(1, min(SEEDS_PER_TASK, len(seeds) // (4 * self.num_processes)))
+        return [seeds[start : start + size] for start in range(0, len(seeds), size)]
