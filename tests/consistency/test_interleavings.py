@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from windlass.testing.aims import AFTER, BEFORE, KINDS, WHATS
+from windlass.testing.aims import AFTER, BEFORE, KINDS
 from windlass.testing.explorer import Limits, explore
 from windlass.testing.network import Shots
 from windlass.testing.seeds import Crew
@@ -18,8 +18,8 @@ SEEDS_PER_BATCH = 300
 SOAK_SEEDS = 100_000
 
 AIMED = replace(
-    CALM, servers=(3, 3), replicas=(1, 1), breaks=3, joins=1, additions=2, drains=1, readers=1, aims=4, hurry=(0.03,),
-    large=0.3,
+    CALM, servers=(3, 3), replicas=(1, 1), workers=(2, 3), clock=(2, 3), breaks=3, joins=1, additions=2, drains=1,
+    readers=1, aims=4, hurry=(0.03,), large=0.3,
 )  # fmt: skip
 
 
@@ -81,11 +81,13 @@ def test_a_lost_frame_costs_no_push_though_its_sender_goes_on_sending(crew: Crew
 
 def test_a_message_that_comes_twice_counts_once_whatever_its_kind(crew: Crew) -> None:
     limits = replace(
-        CALM, servers=(2, 3), replicas=(1, 2), breaks=1, joins=1, additions=2, drains=1, copies=12, readers=1,
-        hurry=(0.2,), large=0.3,
+        CALM, servers=(2, 3), replicas=(1, 2), workers=(2, 3), clock=(2, 3), breaks=1, joins=1, additions=2, drains=1,
+        copies=50, readers=1, hurry=(0.07,), large=0.3,
     )  # fmt: skip
     shots = _explore(crew, range(200), limits)
-    assert set(shots.copied) >= set(KINDS) - {"Misplaced"}
+    for kind in set(KINDS) - set(shots.copied) - {"Drain"}:
+        shots.add(_explore(crew, range(60), replace(limits, kinds=(kind,))))
+    assert set(shots.copied) == set(KINDS) - {"Drain"}, "an operator's word goes over no link"
 
 
 def test_nodes_that_could_not_reach_each_other_go_on_when_they_can(crew: Crew) -> None:
@@ -143,21 +145,31 @@ def test_managers_may_die_and_be_followed_by_others_whatever_else_happens(crew: 
     assert shots.departures > 50
 
 
-@pytest.mark.parametrize("batch", range(2))
-def test_a_receiver_may_die_before_and_after_every_kind_of_message(batch: int, crew: Crew) -> None:
-    shots = _explore(crew, range(batch * 300, (batch + 1) * 300), replace(AIMED, whats=("crash",)))
+def _aim_at_everything(crew: Crew, seeds: range, limits: Limits) -> Shots:
+    """Until each kind of message was hit before and after it was handled: what these seeds miss is aimed at alone."""
+    shots = _explore(crew, seeds, limits)
     assert set(shots.flown) == set(KINDS), "aims.KINDS must name every kind of message that flows"
-    hit = {(kind, moment) for kind, moment, _ in shots.aimed}
-    assert hit == {(kind, moment) for kind in KINDS for moment in (BEFORE, AFTER)}
+    wanted = {(kind, moment) for kind in KINDS for moment in (BEFORE, AFTER)}
+    for kind in sorted({kind for kind, _ in wanted - _hit(shots)}):
+        shots.add(_explore(crew, range(60), replace(limits, kinds=(kind,))))
+    assert _hit(shots) == wanted
+    return shots
+
+
+def _hit(shots: Shots) -> set[tuple[str, str]]:
+    return {(kind, moment) for kind, moment, _ in shots.aimed}
+
+
+def test_a_receiver_may_die_before_and_after_every_kind_of_message(crew: Crew) -> None:
+    shots = _aim_at_everything(crew, range(400), replace(AIMED, whats=("crash",)))
+    assert shots.aimed.total() > 600
 
 
 def test_a_receiver_may_stop_or_be_replaced_and_others_join_at_every_kind_of_message(crew: Crew) -> None:
-    shots = _explore(crew, range(300), replace(AIMED, whats=tuple(what for what in WHATS if what != "crash")))
-    hit = {(kind, moment) for kind, moment, _ in shots.aimed}
-    assert hit == {(kind, moment) for kind in KINDS for moment in (BEFORE, AFTER)}
-    for what in WHATS[1:]:
+    shots = _aim_at_everything(crew, range(250), replace(AIMED, whats=("stop", "part", "restart", "join")))
+    for what in ("stop", "part", "restart", "join"):
         kinds = {kind for kind, _, done in shots.aimed if done == what}
-        assert len(kinds) > 20, f"{what}: {sorted(kinds)}"
+        assert len(kinds) > 12, f"{what}: {sorted(kinds)}"
 
 
 # --- the rig itself ---------------------------------------------------------------------------------------------------

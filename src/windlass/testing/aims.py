@@ -5,6 +5,7 @@ Random faults seldom hit the few steps in which a rare message counts. An *aim* 
 
     crash      it dies
     stop       it is stopped for a while; a server is taken for dead meanwhile
+    part       it loses its link to the manager, which takes it for dead
     restart    it dies, and another of its kind joins at once; of a manager: its successor starts at once
     join       a worker or a server joins at that moment
 """
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
     from windlass.testing.world import Limits, World
 
 BEFORE, AFTER = "before", "after"
-WHATS = ("crash", "stop", "restart", "join")
+WHATS = ("crash", "stop", "part", "restart", "join")
 KINDS = (
     "Join", "Membership", "Declare", "Lookup", "Declared", "Place", "Placed", "Done", "Misplaced", "Init", "Attach",
     "Push", "Ack", "Pull", "Read", "Pulled", "Release", "Hold", "Staged", "Close", "Replicate", "Replicated", "Ready",
     "Show", "ShowSlot", "Shown", "Recruited", "Settle", "Settled", "Drain", "Beat",
 )  # fmt: skip
 """Every kind of message that flows in explored runs."""
-RARE = ("Misplaced", "Release", "Staged", "Close", "Settle", "Drain")
+RARE = ("Misplaced", "Release", "Release", "Staged", "Close", "Settle", "Drain")
 """Those of them that seldom come when their receiver may go: aimed at more often."""
 PASSES = (0, 0, 0, 1, 3, 8)
 
@@ -75,7 +76,7 @@ def _may(world: World, node: Incarnation, what: str) -> bool:
     if what == "join":
         return world.manager.generation.number > 0 and (world.has_seat or len(world.servers) < MAX_SERVERS)
     if node == MANAGER:
-        return True
+        return what != "part"
     if node in world.servers:
         may_go = node in may_lose(world)
         return may_go and (what != "restart" or len(world.servers) < MAX_SERVERS)
@@ -83,7 +84,8 @@ def _may(world: World, node: Incarnation, what: str) -> bool:
         return world.workers[node].log.departed is None
     if world.workers[node].state.role is not Role.WORKER:
         return what == "crash"
-    return node in may_depart(world, "crash") and (what == "crash" or world.has_seat)
+    kind = "zombie" if what == "part" else "crash"
+    return node in may_depart(world, kind) and (what != "restart" or world.has_seat)
 
 
 def _do(world: World, node: Incarnation, what: str) -> None:
@@ -100,8 +102,8 @@ def _do(world: World, node: Incarnation, what: str) -> None:
             world.net.shots.restarts += 1
             world.lose_manager(is_replaced=what == "restart")
     elif node in world.servers:
-        if what == "stop":
-            world.depose(node, is_stopped=True)
+        if what in ("stop", "part"):
+            world.depose(node, is_stopped=what == "stop")
         else:
             crash_server(world, node)
             if what == "restart":
@@ -112,6 +114,6 @@ def _do(world: World, node: Incarnation, what: str) -> None:
         world.workers[node].is_over = True
         world.net.kill(node)
     else:
-        depart(world, node, "crash")
+        depart(world, node, "zombie" if what == "part" else "crash")
         if what == "restart":
             join(world)

@@ -259,6 +259,8 @@ class Mutant:
 _CALM = replace(CALM, large=0.0)
 _BROKEN = replace(_CALM, breaks=6)
 _CHAINED = replace(_CALM, servers=(2, 3), replicas=(1, 1), crashes=1)
+_HEADLESS = replace(_CHAINED, crashes=0, aims=2, kinds=("Push",), whats=("crash",))  # where pushes are, heads are
+_PARTED = replace(_CHAINED, crashes=0, aims=3, kinds=("Push",), whats=("part",))
 _ROUNDS = (Sequential(),)
 
 MUTANTS = {
@@ -278,8 +280,8 @@ MUTANTS = {
             AcksResendsEarly,
             frozenset({"once", "never made"}),
             replace(
-                _CALM, servers=(1, 1), workers=(3, 5), clock=(3, 5), breaks=30, replicas=(0, 0),
-                consistencies=_ROUNDS,
+                _CALM, servers=(1, 1), workers=(3, 5), clock=(3, 5), breaks=5, copies=40, kinds=("Push",), hurry=(0.2,),
+                replicas=(0, 0), consistencies=_ROUNDS,
             ),
             False,
         ),
@@ -301,12 +303,12 @@ MUTANTS = {
             replace(_CALM, servers=(1, 1), consistencies=_ROUNDS),
             False,
         ),
-        Mutant(AcksUnreplicated, frozenset({"acknowledged", "own pushes", "monotonic"}), _CHAINED, False),
+        Mutant(AcksUnreplicated, frozenset({"acknowledged", "own pushes", "monotonic"}), _HEADLESS, False),
         Mutant(
             HeedsDeposed,
             frozenset({"once", "acknowledged", "sequential", "own pushes", "monotonic", "order"}),
             replace(
-                _CHAINED, servers=(3, 3), workers=(4, 6), keys=(1, 1), clock=(8, 12), crashes=0, deposed=2,
+                _PARTED, servers=(3, 3), workers=(3, 4), keys=(1, 1), clock=(6, 8),
                 consistencies=(Eventual(), Bounded(2)),
             ),
             False,
@@ -315,7 +317,7 @@ MUTANTS = {
             InheritsEarly,
             frozenset({"acknowledged", "bounded", "monotonic"}),
             replace(
-                _CHAINED, servers=(2, 2), workers=(3, 4), keys=(1, 1), clock=(10, 14), crashes=0, deposed=1,
+                _PARTED, servers=(2, 2), workers=(3, 4), keys=(1, 1), clock=(6, 8), additions=2,
                 consistencies=(Eventual(),),
             ),
             False,
@@ -323,7 +325,10 @@ MUTANTS = {
         Mutant(
             ForgetsClocks,
             frozenset({"once", "stuck"}),
-            replace(_CHAINED, servers=(3, 4), crashes=2, breaks=2, consistencies=(Eventual(), Bounded(2))),
+            replace(
+                _CHAINED, servers=(3, 4), crashes=2, breaks=2, additions=1, hurry=(0.03,),
+                consistencies=(Eventual(), Bounded(2)),
+            ),
             False,
         ),
     )

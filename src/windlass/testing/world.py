@@ -167,6 +167,7 @@ class World:
         self.faults = draw_faults(rng, limits)
         self.aims = draw_aims(rng, limits)
         self.hurry = rng.choice(limits.hurry)
+        self.pace = rng.choice((0.005, 0.03))  # how likely it is, at each step, that time passes while somebody is away
         self.candidates = rng.randint(1, 3)
         self.disturbs_start = rng.random() < 0.3
 
@@ -350,7 +351,7 @@ class World:
             if self.now >= wall.until:
                 self._heal(wall)
                 return True
-        if self.rng.random() < 0.03 and not self._is_manager_missed():
+        if self.rng.random() < self.pace and not self._is_manager_missed():
             self.seconds += self.rng.choice((0.1, 1.0, LEASE_SECONDS))
             for me in self.servers:
                 if me not in self.net.dead and self.rng.random() < 0.7:
