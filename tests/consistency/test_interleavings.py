@@ -130,8 +130,8 @@ def test_workers_and_servers_may_die_together(crew: Crew) -> None:
 def test_servers_may_come_and_go_in_the_middle_of_everything(crew: Crew) -> None:
     limits = replace(CALM, servers=(1, 3), replicas=(0, 2), breaks=2, joins=1, additions=2, drains=2, readers=1)
     shots = _explore(crew, range(250), limits)
-    assert shots.additions > 150
-    assert shots.drains > 100
+    assert shots.additions > 120
+    assert shots.drains > 80
 
 
 def test_managers_may_die_and_be_followed_by_others_whatever_else_happens(crew: Crew) -> None:

@@ -193,6 +193,7 @@ class Log:
         self._close_open()
         self.teaching = Teaching.SHOWING
         self._handed_on = self._shown = self.applied
+        self._hands_on = False  # what is coming may have been meant for a successor that is gone: it goes when applied
         show = m.Show(key=self.key, shard=self.shard, lesson=lesson, index=self.applied, counts=counts)
         return [Send(self.learner, show)]
 
