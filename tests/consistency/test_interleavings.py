@@ -14,7 +14,7 @@ from windlass.testing.world import CALM
 from windlass.types import Bounded, Eventual, Sequential
 
 NUM_BATCHES = 4
-SEEDS_PER_BATCH = 300
+SEEDS_PER_BATCH = 200
 SOAK_SEEDS = 100_000
 
 AIMED = replace(
@@ -39,29 +39,29 @@ def _explore(crew: Crew, seeds: range, limits: Limits) -> Shots:
 @pytest.mark.parametrize("batch", range(NUM_BATCHES))
 def test_every_pull_is_as_promised_whatever_breaks_dies_or_joins(batch: int, crew: Crew) -> None:
     shots = _explore(crew, range(batch * SEEDS_PER_BATCH, (batch + 1) * SEEDS_PER_BATCH), Limits())
-    assert shots.breaks > 120
-    assert shots.drops > 30
-    assert shots.slows > 60
-    assert shots.partitions > 25
-    assert shots.copied.total() > 60
-    assert shots.lost > 250
-    assert shots.resends > 80
-    assert shots.departures > 50
-    assert shots.zombies > 30
-    assert shots.joins > 40
-    assert shots.crashes > 20
-    assert shots.deposed > 20
-    assert shots.additions > 40
-    assert shots.drains > 25
-    assert shots.restarts > 40
-    assert shots.aimed.total() > 60
+    assert shots.breaks > 80
+    assert shots.drops > 20
+    assert shots.slows > 40
+    assert shots.partitions > 15
+    assert shots.copied.total() > 40
+    assert shots.lost > 150
+    assert shots.resends > 50
+    assert shots.departures > 30
+    assert shots.zombies > 20
+    assert shots.joins > 25
+    assert shots.crashes > 12
+    assert shots.deposed > 12
+    assert shots.additions > 25
+    assert shots.drains > 15
+    assert shots.restarts > 25
+    assert shots.aimed.total() > 40
 
 
 @pytest.mark.parametrize("policy", [Sequential(), Bounded(1), Eventual()])
 def test_every_pull_is_as_promised_when_nothing_goes_wrong(
     policy: Sequential | Bounded | Eventual, crew: Crew
 ) -> None:
-    shots = _explore(crew, range(50), replace(CALM, consistencies=(policy,)))
+    shots = _explore(crew, range(30), replace(CALM, consistencies=(policy,)))
     assert (shots.lost, shots.resends) == (0, 0)
 
 
@@ -69,14 +69,14 @@ def test_every_pull_is_as_promised_when_nothing_goes_wrong(
 
 
 def test_links_that_break_all_the_time_cost_no_push_and_double_none(crew: Crew) -> None:
-    shots = _explore(crew, range(100), replace(CALM, breaks=20))
-    assert shots.resends > 150
+    shots = _explore(crew, range(60), replace(CALM, breaks=20))
+    assert shots.resends > 80
 
 
 def test_a_lost_frame_costs_no_push_though_its_sender_goes_on_sending(crew: Crew) -> None:
-    shots = _explore(crew, range(150), replace(CALM, servers=(1, 3), drops=8, slows=3, readers=1, hurry=(0.05,)))
-    assert shots.drops > 300
-    assert shots.resends > 150
+    shots = _explore(crew, range(100), replace(CALM, servers=(1, 3), drops=8, slows=3, readers=1, hurry=(0.05,)))
+    assert shots.drops > 200
+    assert shots.resends > 90
 
 
 def test_a_message_that_comes_twice_counts_once_whatever_its_kind(crew: Crew) -> None:
@@ -84,7 +84,7 @@ def test_a_message_that_comes_twice_counts_once_whatever_its_kind(crew: Crew) ->
         CALM, servers=(2, 3), replicas=(1, 2), workers=(2, 3), clock=(2, 3), breaks=1, joins=1, additions=2, drains=1,
         copies=50, readers=1, hurry=(0.07,), large=0.3,
     )  # fmt: skip
-    shots = _explore(crew, range(200), limits)
+    shots = _explore(crew, range(120), limits)
     for kind in set(KINDS) - set(shots.copied) - {"Drain"}:
         shots.add(_explore(crew, range(60), replace(limits, kinds=(kind,))))
     assert set(shots.copied) == set(KINDS) - {"Drain"}, "an operator's word goes over no link"
@@ -92,21 +92,21 @@ def test_a_message_that_comes_twice_counts_once_whatever_its_kind(crew: Crew) ->
 
 def test_nodes_that_could_not_reach_each_other_go_on_when_they_can(crew: Crew) -> None:
     limits = replace(CALM, servers=(2, 3), replicas=(0, 2), partitions=3, slows=2, joins=1, readers=1, hurry=(0.03,))
-    shots = _explore(crew, range(200), limits)
-    assert shots.partitions > 200
-    assert shots.deposed > 30  # the manager could not reach all of them, either
+    shots = _explore(crew, range(150), limits)
+    assert shots.partitions > 130
+    assert shots.deposed > 20  # the manager could not reach all of them, either
 
 
 def test_replies_sent_from_where_they_lie_are_not_overwritten_before_they_are_read(crew: Crew) -> None:
-    _explore(crew, range(50), Limits(large=1.0))
+    _explore(crew, range(30), Limits(large=1.0))
 
 
 def test_a_driver_reads_one_and_the_same_round_everywhere(crew: Crew) -> None:
-    _explore(crew, range(150), replace(CALM, departures=1, zombies=1, readers=1))
+    _explore(crew, range(100), replace(CALM, departures=1, zombies=1, readers=1))
 
 
 def test_a_driver_reads_one_and_the_same_round_everywhere_while_links_break(crew: Crew) -> None:
-    _explore(crew, range(150), replace(CALM, servers=(2, 3), breaks=8, readers=1))
+    _explore(crew, range(100), replace(CALM, servers=(2, 3), breaks=8, readers=1))
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------
@@ -114,24 +114,24 @@ def test_a_driver_reads_one_and_the_same_round_everywhere_while_links_break(crew
 
 def test_servers_that_die_or_are_taken_for_dead_lose_no_push_and_double_none(crew: Crew) -> None:
     limits = replace(CALM, servers=(3, 4), replicas=(1, 2), crashes=2, deposed=1, breaks=3, joins=1, readers=1)
-    shots = _explore(crew, range(400), limits)
-    assert shots.crashes > 160
-    assert shots.deposed > 80
-    assert shots.resends > 240
+    shots = _explore(crew, range(250), limits)
+    assert shots.crashes > 90
+    assert shots.deposed > 45
+    assert shots.resends > 140
 
 
 def test_workers_and_servers_may_die_together(crew: Crew) -> None:
     limits = replace(CALM, servers=(2, 4), replicas=(1, 2), crashes=2, deposed=1, departures=2, zombies=1, joins=1)
-    shots = _explore(crew, range(250), limits)
-    assert shots.crashes > 75
-    assert shots.departures > 100
+    shots = _explore(crew, range(150), limits)
+    assert shots.crashes > 40
+    assert shots.departures > 55
 
 
 def test_servers_may_come_and_go_in_the_middle_of_everything(crew: Crew) -> None:
     limits = replace(CALM, servers=(1, 3), replicas=(0, 2), breaks=2, joins=1, additions=2, drains=2, readers=1)
-    shots = _explore(crew, range(250), limits)
-    assert shots.additions > 120
-    assert shots.drains > 80
+    shots = _explore(crew, range(150), limits)
+    assert shots.additions > 70
+    assert shots.drains > 45
 
 
 def test_managers_may_die_and_be_followed_by_others_whatever_else_happens(crew: Crew) -> None:
@@ -139,10 +139,10 @@ def test_managers_may_die_and_be_followed_by_others_whatever_else_happens(crew: 
         CALM, servers=(2, 3), replicas=(0, 2), breaks=2, departures=1, joins=1, crashes=1, deposed=1, additions=1,
         drains=1, restarts=2, readers=1,
     )  # fmt: skip
-    shots = _explore(crew, range(250), limits)
-    assert shots.restarts > 100
-    assert shots.crashes > 25
-    assert shots.departures > 50
+    shots = _explore(crew, range(200), limits)
+    assert shots.restarts > 75
+    assert shots.crashes > 18
+    assert shots.departures > 35
 
 
 def _aim_at_everything(crew: Crew, seeds: range, limits: Limits) -> Shots:
@@ -161,12 +161,12 @@ def _hit(shots: Shots) -> set[tuple[str, str]]:
 
 
 def test_a_receiver_may_die_before_and_after_every_kind_of_message(crew: Crew) -> None:
-    shots = _aim_at_everything(crew, range(400), replace(AIMED, whats=("crash",)))
-    assert shots.aimed.total() > 600
+    shots = _aim_at_everything(crew, range(300), replace(AIMED, whats=("crash",)))
+    assert shots.aimed.total() > 400
 
 
 def test_a_receiver_may_stop_or_be_replaced_and_others_join_at_every_kind_of_message(crew: Crew) -> None:
-    shots = _aim_at_everything(crew, range(250), replace(AIMED, whats=("stop", "part", "restart", "join")))
+    shots = _aim_at_everything(crew, range(200), replace(AIMED, whats=("stop", "part", "restart", "join")))
     for what in ("stop", "part", "restart", "join"):
         kinds = {kind for kind, _, done in shots.aimed if done == what}
         assert len(kinds) > 12, f"{what}: {sorted(kinds)}"
@@ -182,9 +182,9 @@ def test_a_seed_repeats_its_run_message_by_message() -> None:
 
 
 def test_a_seed_is_the_same_run_in_a_crew_and_alone(crew: Crew) -> None:
-    together = crew.explore(range(100, 150), Limits())
+    together = crew.explore(range(100, 120), Limits())
     alone = Shots()
-    for seed in range(100, 150):
+    for seed in range(100, 120):
         alone.add(explore(seed).shots)
     assert together.shots == alone
 
