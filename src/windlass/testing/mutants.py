@@ -294,7 +294,10 @@ MUTANTS = {
         Mutant(
             IgnoresGeneration,
             frozenset({"sequential", "own pushes"}),
-            replace(_CALM, servers=(2, 3), breaks=4, joins=3, large=0.05, consistencies=_ROUNDS),
+            replace(
+                _CALM, servers=(2, 3), workers=(2, 2), replicas=(0, 0), keys=(1, 1), clock=(6, 8), joins=4,
+                hurry=(0.02,), consistencies=_ROUNDS,
+            ),
             False,
         ),
         Mutant(
