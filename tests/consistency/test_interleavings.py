@@ -6,99 +6,173 @@ from dataclasses import replace
 
 import pytest
 
+from windlass.testing.aims import AFTER, BEFORE, KINDS
 from windlass.testing.explorer import Limits, explore
 from windlass.testing.network import Shots
+from windlass.testing.seeds import Crew
+from windlass.testing.world import CALM
 from windlass.types import Bounded, Eventual, Sequential
 
-CALM = Limits(breaks=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0, additions=0, drains=0, restarts=0)
-
-NUM_BATCHES = 5
-SEEDS_PER_BATCH = 400
+NUM_BATCHES = 4
+SEEDS_PER_BATCH = 200
 SOAK_SEEDS = 100_000
 
+AIMED = replace(
+    CALM, servers=(3, 3), replicas=(1, 1), workers=(2, 3), clock=(2, 3), breaks=3, joins=1, additions=2, drains=1,
+    readers=1, aims=4, hurry=(0.03,), large=0.3,
+)  # fmt: skip
 
-def _explore(seeds: range, limits: Limits) -> Shots:
-    """Run these seeds; the first that breaks a promise fails the test, with its story."""
-    shots = Shots()
-    for seed in seeds:
-        outcome = explore(seed, limits)
-        shots.add(outcome.shots)
-        if outcome.problem:
-            story = "\n".join(explore(seed, limits, tells=True).story[-200:])
-            pytest.fail(f"{outcome.problem}\nThe story, as explore({seed}, {limits}, tells=True) tells it:\n{story}")
-    return shots
+
+def _explore(crew: Crew, seeds: range, limits: Limits) -> Shots:
+    """Run these seeds; if any breaks a promise the test fails, with the story of the first that did."""
+    tally = crew.explore(seeds, limits)
+    assert tally.num_seeds == len(seeds)
+    if tally.problems:
+        seed = min(tally.problems)
+        story = "\n".join(explore(seed, limits, tells=True).story[-200:])
+        failed = f"{len(tally.problems)} of {len(seeds)} seeds failed: {', '.join(map(str, sorted(tally.problems)))}"
+        told = f"The story, as explore({seed}, {limits}, tells=True) tells it:\n{story}"
+        pytest.fail(f"{failed}\n{tally.problems[seed]}\n{told}")
+    return tally.shots
 
 
 @pytest.mark.parametrize("batch", range(NUM_BATCHES))
-def test_every_pull_is_as_promised_whatever_breaks_dies_or_joins(batch: int) -> None:
-    shots = _explore(range(batch * SEEDS_PER_BATCH, (batch + 1) * SEEDS_PER_BATCH), Limits())
-    assert shots.breaks > 200
-    assert shots.lost > 250
-    assert shots.resends > 100
-    assert shots.departures > 50
-    assert shots.zombies > 50
-    assert shots.joins > 40
-    assert shots.crashes > 20
-    assert shots.deposed > 20
-    assert shots.additions > 50
-    assert shots.drains > 50
+def test_every_pull_is_as_promised_whatever_breaks_dies_or_joins(batch: int, crew: Crew) -> None:
+    shots = _explore(crew, range(batch * SEEDS_PER_BATCH, (batch + 1) * SEEDS_PER_BATCH), Limits())
+    assert shots.breaks > 80
+    assert shots.drops > 20
+    assert shots.slows > 40
+    assert shots.partitions > 15
+    assert shots.copied.total() > 40
+    assert shots.lost > 150
+    assert shots.resends > 50
+    assert shots.departures > 30
+    assert shots.zombies > 20
+    assert shots.joins > 25
+    assert shots.crashes > 12
+    assert shots.deposed > 12
+    assert shots.additions > 25
+    assert shots.drains > 15
+    assert shots.restarts > 25
+    assert shots.aimed.total() > 40
 
 
 @pytest.mark.parametrize("policy", [Sequential(), Bounded(1), Eventual()])
-def test_every_pull_is_as_promised_when_nothing_goes_wrong(policy: Sequential | Bounded | Eventual) -> None:
-    shots = _explore(range(100), replace(CALM, consistencies=(policy,)))
+def test_every_pull_is_as_promised_when_nothing_goes_wrong(
+    policy: Sequential | Bounded | Eventual, crew: Crew
+) -> None:
+    shots = _explore(crew, range(30), replace(CALM, consistencies=(policy,)))
     assert (shots.lost, shots.resends) == (0, 0)
 
 
-def test_links_that_break_all_the_time_cost_no_push_and_double_none() -> None:
-    shots = _explore(range(200), replace(CALM, breaks=20))
-    assert shots.resends > 300
+# --- links ------------------------------------------------------------------------------------------------------------
 
 
-def test_replies_sent_from_where_they_lie_are_not_overwritten_before_they_are_read() -> None:
-    _explore(range(60), Limits(large=1.0))
+def test_links_that_break_all_the_time_cost_no_push_and_double_none(crew: Crew) -> None:
+    shots = _explore(crew, range(60), replace(CALM, breaks=20))
+    assert shots.resends > 80
 
 
-def test_a_driver_reads_one_and_the_same_round_everywhere() -> None:
-    _explore(range(300), replace(CALM, departures=1, zombies=1, readers=1))
+def test_a_lost_frame_costs_no_push_though_its_sender_goes_on_sending(crew: Crew) -> None:
+    shots = _explore(crew, range(100), replace(CALM, servers=(1, 3), drops=8, slows=3, readers=1, hurry=(0.05,)))
+    assert shots.drops > 200
+    assert shots.resends > 90
 
 
-def test_a_driver_reads_one_and_the_same_round_everywhere_while_links_break() -> None:
-    _explore(range(300), replace(CALM, servers=(2, 3), breaks=8, readers=1))
+def test_a_message_that_comes_twice_counts_once_whatever_its_kind(crew: Crew) -> None:
+    limits = replace(
+        CALM, servers=(2, 3), replicas=(1, 2), workers=(2, 3), clock=(2, 3), breaks=1, joins=1, additions=2, drains=1,
+        copies=50, readers=1, hurry=(0.07,), large=0.3,
+    )  # fmt: skip
+    shots = _explore(crew, range(120), limits)
+    for kind in set(KINDS) - set(shots.copied) - {"Drain"}:
+        shots.add(_explore(crew, range(60), replace(limits, kinds=(kind,))))
+    assert set(shots.copied) == set(KINDS) - {"Drain"}, "an operator's word goes over no link"
 
 
-@pytest.mark.parametrize("batch", range(2))
-def test_servers_that_die_or_are_taken_for_dead_lose_no_push_and_double_none(batch: int) -> None:
+def test_nodes_that_could_not_reach_each_other_go_on_when_they_can(crew: Crew) -> None:
+    limits = replace(CALM, servers=(2, 3), replicas=(0, 2), partitions=3, slows=2, joins=1, readers=1, hurry=(0.03,))
+    shots = _explore(crew, range(150), limits)
+    assert shots.partitions > 130
+    assert shots.deposed > 20  # the manager could not reach all of them, either
+
+
+def test_replies_sent_from_where_they_lie_are_not_overwritten_before_they_are_read(crew: Crew) -> None:
+    _explore(crew, range(30), Limits(large=1.0))
+
+
+def test_a_driver_reads_one_and_the_same_round_everywhere(crew: Crew) -> None:
+    _explore(crew, range(100), replace(CALM, departures=1, zombies=1, readers=1))
+
+
+def test_a_driver_reads_one_and_the_same_round_everywhere_while_links_break(crew: Crew) -> None:
+    _explore(crew, range(100), replace(CALM, servers=(2, 3), breaks=8, readers=1))
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def test_servers_that_die_or_are_taken_for_dead_lose_no_push_and_double_none(crew: Crew) -> None:
     limits = replace(CALM, servers=(3, 4), replicas=(1, 2), crashes=2, deposed=1, breaks=3, joins=1, readers=1)
-    shots = _explore(range(batch * 500, (batch + 1) * 500), limits)
-    assert shots.crashes > 200
-    assert shots.deposed > 100
-    assert shots.resends > 300
+    shots = _explore(crew, range(250), limits)
+    assert shots.crashes > 90
+    assert shots.deposed > 45
+    assert shots.resends > 140
 
 
-def test_workers_and_servers_may_die_together() -> None:
+def test_workers_and_servers_may_die_together(crew: Crew) -> None:
     limits = replace(CALM, servers=(2, 4), replicas=(1, 2), crashes=2, deposed=1, departures=2, zombies=1, joins=1)
-    shots = _explore(range(500), limits)
-    assert shots.crashes > 150
-    assert shots.departures > 200
+    shots = _explore(crew, range(150), limits)
+    assert shots.crashes > 40
+    assert shots.departures > 55
 
 
-def test_servers_may_come_and_go_in_the_middle_of_everything() -> None:
+def test_servers_may_come_and_go_in_the_middle_of_everything(crew: Crew) -> None:
     limits = replace(CALM, servers=(1, 3), replicas=(0, 2), breaks=2, joins=1, additions=2, drains=2, readers=1)
-    shots = _explore(range(500), limits)
-    assert shots.additions > 300
-    assert shots.drains > 200
+    shots = _explore(crew, range(150), limits)
+    assert shots.additions > 70
+    assert shots.drains > 45
 
 
-def test_managers_may_die_and_be_followed_by_others_whatever_else_happens() -> None:
+def test_managers_may_die_and_be_followed_by_others_whatever_else_happens(crew: Crew) -> None:
     limits = replace(
         CALM, servers=(2, 3), replicas=(0, 2), breaks=2, departures=1, joins=1, crashes=1, deposed=1, additions=1,
         drains=1, restarts=2, readers=1,
     )  # fmt: skip
-    shots = _explore(range(500), limits)
-    assert shots.restarts > 200
-    assert shots.crashes > 50
-    assert shots.departures > 100
+    shots = _explore(crew, range(200), limits)
+    assert shots.restarts > 75
+    assert shots.crashes > 18
+    assert shots.departures > 35
+
+
+def _aim_at_everything(crew: Crew, seeds: range, limits: Limits) -> Shots:
+    """Until each kind of message was hit before and after it was handled: what these seeds miss is aimed at alone."""
+    shots = _explore(crew, seeds, limits)
+    assert set(shots.flown) == set(KINDS), "aims.KINDS must name every kind of message that flows"
+    wanted = {(kind, moment) for kind in KINDS for moment in (BEFORE, AFTER)}
+    for kind in sorted({kind for kind, _ in wanted - _hit(shots)}):
+        shots.add(_explore(crew, range(60), replace(limits, kinds=(kind,))))
+    assert _hit(shots) == wanted
+    return shots
+
+
+def _hit(shots: Shots) -> set[tuple[str, str]]:
+    return {(kind, moment) for kind, moment, _ in shots.aimed}
+
+
+def test_a_receiver_may_die_before_and_after_every_kind_of_message(crew: Crew) -> None:
+    shots = _aim_at_everything(crew, range(300), replace(AIMED, whats=("crash",)))
+    assert shots.aimed.total() > 400
+
+
+def test_a_receiver_may_stop_or_be_replaced_and_others_join_at_every_kind_of_message(crew: Crew) -> None:
+    shots = _aim_at_everything(crew, range(200), replace(AIMED, whats=("stop", "part", "restart", "join")))
+    for what in ("stop", "part", "restart", "join"):
+        kinds = {kind for kind, _, done in shots.aimed if done == what}
+        assert len(kinds) > 12, f"{what}: {sorted(kinds)}"
+
+
+# --- the rig itself ---------------------------------------------------------------------------------------------------
 
 
 def test_a_seed_repeats_its_run_message_by_message() -> None:
@@ -107,11 +181,19 @@ def test_a_seed_repeats_its_run_message_by_message() -> None:
     assert len(first.story) > 100
 
 
+def test_a_seed_is_the_same_run_in_a_crew_and_alone(crew: Crew) -> None:
+    together = crew.explore(range(100, 120), Limits())
+    alone = Shots()
+    for seed in range(100, 120):
+        alone.add(explore(seed).shots)
+    assert together.shots == alone
+
+
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_every_pull_is_as_promised_over_a_long_exploration() -> None:
+@pytest.mark.timeout(7200)
+def test_every_pull_is_as_promised_over_a_long_exploration(crew: Crew) -> None:
     limits = Limits(
         servers=(2, 4), breaks=8, departures=2, zombies=2, joins=2, crashes=2, deposed=2, readers=1,
-        additions=2, drains=2, restarts=2,
+        additions=2, drains=2, restarts=2, drops=3, copies=4, slows=4, partitions=2, aims=3,
     )  # fmt: skip
-    _explore(range(1_000_000, 1_000_000 + SOAK_SEEDS), limits)
+    _explore(crew, range(1_000_000, 1_000_000 + SOAK_SEEDS), limits)

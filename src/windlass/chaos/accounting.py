@@ -162,7 +162,8 @@ def _counted_batches(said: dict[str, Any], workload: str) -> Iterator[list[Any]]
 
 def _missing(dumped: list[Any], batches: int) -> int:
     floor, above = dumped
-    return max(0, batches - int(floor) - sum(one < batches for one in above))
+    missing: int = batches - floor - sum(one < batches for one in above)
+    return max(0, missing)
 
 
 # --- reading them -----------------------------------------------------------------------------------------------------

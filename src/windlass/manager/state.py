@@ -197,18 +197,17 @@ class ManagerState:
             return []
         self._recovery = None
         self._back_at = self._now
-        effects: list[Effect] = []
-        for key in self._by_id.values():
+        moves = [
+            msgspec.structs.replace(move, is_settled=(move.key, move.shard) not in self._doubted)
+            for move in self.chart.moves()
+        ]
+        effects = self._publish("the manager is back", moves, tuple(sorted(recovery.image.dead)))
+        for key in self._by_id.values():  # now: whoever makes room for a key must know who is to use it
             order = m.Place(key=key.id, spec=key.spec, chains=tuple(key.charted.chains))
             effects += [Send(server, order) for server in sorted(key.unplaced)]
         for number, name in recovery.image.dropped.items():
             forget = m.Forget(request=0, name=name, key=number)
             effects += [Send(node.incarnation, forget) for node in self._of(Role.SERVER)]
-        moves = [
-            msgspec.structs.replace(move, is_settled=(move.key, move.shard) not in self._doubted)
-            for move in self.chart.moves()
-        ]
-        effects += self._publish("the manager is back", moves, tuple(sorted(recovery.image.dead)))
         for peer in sorted(recovery.missing):
             reason = f"it did not come back to the manager within {recovery.seconds(self._now):.1f} s"
             if peer in recovery.dead:

@@ -112,11 +112,11 @@ class Log:
     @property
     def downstream(self) -> Incarnation | None:
         """Whom entries go to from here."""
-        if self.me not in self.chain:
+        chain, me = self.chain, self.me
+        if me not in chain:
             return None
-        after = self.chain[self.chain.index(self.me) + 1 :]
-        if after:
-            return after[0]
+        if chain[-1] != me:
+            return chain[chain.index(me) + 1]
         return self.learner if self.teaching in (Teaching.SHOWING, Teaching.JOINING) else None
 
     @property
@@ -193,6 +193,7 @@ class Log:
         self._close_open()
         self.teaching = Teaching.SHOWING
         self._handed_on = self._shown = self.applied
+        self._hands_on = False  # what is coming may have been meant for a successor that is gone: it goes when applied
         show = m.Show(key=self.key, shard=self.shard, lesson=lesson, index=self.applied, counts=counts)
         return [Send(self.learner, show)]
 
@@ -344,11 +345,13 @@ class Log:
         release: list[Effect] = [Send(peer, m.Release(pins=part.pins))] if is_shared and part.pins else [Recycle(data)]
         if not self.is_from_predecessor(peer):
             return release, None
+        if part.pins and is_shared and (part.index <= self.index or self._coming) and self._is_reading(peer, part.pins):
+            release = []  # the same message again: what it names is still needed
         if part.index <= self.index:
             again = [Send(peer, self._ack())] if part.entry is not None else []
             return [*release, *again], None
         effects: list[Effect] = []
-        if part.index == self.index + 1 and part.part == 0:
+        if part.index == self.index + 1 and part.part == 0 and release:
             effects += self._forget_coming()
             # At once where the next of the chain has all before it; else when it is applied here.
             is_chained = self.downstream is not None and self.teaching is Teaching.NOBODY
@@ -402,6 +405,9 @@ class Log:
         """That peer's pins on what is still to be applied here."""
         parts = [*self._coming, *(part for whole in self._applying for part in whole.parts)]
         return [pin for part in parts if part.theirs[0] == peer for pin in part.theirs[1]]
+
+    def _is_reading(self, peer: Incarnation, pins: tuple[int, ...]) -> bool:
+        return not set(pins).isdisjoint(self.reading(peer))
 
     def mark(self, whole: Whole) -> list[Effect]:
         """The entry is in the value here."""

@@ -255,7 +255,7 @@ class SequentialShard(Shard):
         for who in entry.members:
             self.clocks.start(who, entry.clock - 1)
             self.clocks.received[who] = entry.clock
-            if who not in self.members.live:
+            if who not in self.members.live and who in self.members.ranks:  # else we are yet to hear of it
                 self._gone.append(who)
         self.rounds.close(entry.members)
         return [End((ROUND, entry.clock), entry.members, (), entry, is_followed=True)]

@@ -209,6 +209,8 @@ class Shard(Crew):
 
     def _learn(self, unit: Learn) -> list[Effect]:
         slot, meta = self.slots[unit.shown.slot], unit.shown.meta
+        if slot.base != UNSEEN:
+            return []  # it was shown before, and has taken entries since
         old = slot.dense.restore(unit.arrays, meta["dense"], is_pinned=self._pins.is_pinned(slot.dense.block))
         self._pins.retire(old)
         slot.rounds, slot.missing, slot.base = meta["rounds"], meta["missing"], unit.shown.index

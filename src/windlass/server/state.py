@@ -98,9 +98,11 @@ class ServerState:
     def handle(self, event: Event, now: float) -> list[Effect]:
         self._now = now
         effects = self._handle(event)
-        if not any(isinstance(effect, Send) and effect.peer == self.me for effect in effects):
-            return effects
-        return self._deliver_own(effects)
+        me = self.me
+        for effect in effects:
+            if type(effect) is Send and effect.peer == me:
+                return self._deliver_own(effects)
+        return effects
 
     def _deliver_own(self, effects: list[Effect]) -> list[Effect]:
         """What one shard says to another on the same server does not travel."""
@@ -119,8 +121,12 @@ class ServerState:
             message = event.message
             if event.peer not in self.members.live and self._is_stranger(event.peer, message):
                 return self._on_stranger(event)
-            if isinstance(message, m.Push):
+            if type(message) is m.Push:  # the usual ones first
                 return self._on_push(event, message)
+            if type(message) is m.Pull:
+                return self._on_key(event, message)
+            if type(message) is m.Replicate or type(message) is m.Replicated:
+                return self._on_replication(event, message)
             return self._on_message(event, message)
         match event:
             case Later(work=(shard, unit)):

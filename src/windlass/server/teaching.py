@@ -32,6 +32,8 @@ def hear_teacher(shard: Shard | None, event: Received, message: m.Show | m.ShowS
     if shard is None or shard.log.standing is not Standing.LEARNER or shard.log.predecessor != peer:
         return effects
     if isinstance(message, m.Show):
+        if message.lesson == shard.lesson:
+            return effects  # it has begun: from the beginning again would undo what followed
         shard.lesson = message.lesson
         shard.log.seed(message.index)
         shard.learn_counts(message.counts)

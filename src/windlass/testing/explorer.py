@@ -28,6 +28,11 @@ class Outcome:
     story: tuple[str, ...]
 
     @property
+    def broken(self) -> set[str]:
+        """The names of the rules that were broken; "stuck": somebody was left waiting, or something was left over."""
+        return {violation.rule for violation in self.verdict.violations} | ({"stuck"} if self.stuck else set())
+
+    @property
     def problem(self) -> str:
         parts = [text for text in (self.verdict.reason, self.stuck) if text]
         return f"seed {self.seed}: " + "\n".join(parts) if parts else ""

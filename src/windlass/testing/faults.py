@@ -1,14 +1,16 @@
-"""What goes wrong in an explored run: links break, nodes die or are taken for dead, others join, the manager dies and
-another takes its place."""
+"""What goes wrong in an explored run: links break, are slow, lose a frame or bring one twice; nodes die, stop, or are
+taken for dead, cannot reach each other for a while; others join; the manager dies and another takes its place."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from windlass._wire.effects import Received
 from windlass._wire.messages import Drain
-from windlass.types import MANAGER, Role
+from windlass.testing.network import Pair
+from windlass.types import MANAGER, Incarnation, Role
 
 if TYPE_CHECKING:
     from windlass.testing.world import Limits, World
@@ -19,15 +21,13 @@ MAX_SERVERS = 6
 def draw_faults(rng: random.Random, limits: Limits) -> list[str]:
     """What will go wrong, in this order, if the run lasts long enough. A *zombie* is a worker whose link to the manager
     breaks: everybody else takes it for dead while it still talks to the servers."""
-    faults = ["break"] * rng.randint(0, limits.breaks)
-    faults += ["crash"] * rng.randint(0, limits.departures)
-    faults += ["zombie"] * rng.randint(0, limits.zombies)
-    faults += ["join"] * rng.randint(0, limits.joins)
-    faults += ["server"] * rng.randint(0, limits.crashes)
-    faults += ["depose"] * rng.randint(0, limits.deposed)
-    faults += ["add"] * rng.randint(0, limits.additions)
-    faults += ["drain"] * rng.randint(0, limits.drains)
-    faults += ["manager"] * (rng.randint(0, limits.restarts) if limits.restarts else 0)
+    allowed = {
+        "break": limits.breaks, "drop": limits.drops, "copy": limits.copies, "slow": limits.slows,
+        "partition": limits.partitions, "crash": limits.departures, "zombie": limits.zombies, "join": limits.joins,
+        "server": limits.crashes, "depose": limits.deposed, "add": limits.additions, "drain": limits.drains,
+        "manager": limits.restarts,
+    }  # fmt: skip
+    faults = [kind for kind, most in allowed.items() if most for _ in range(rng.randint(0, most))]
     rng.shuffle(faults)
     return faults
 
@@ -35,22 +35,18 @@ def draw_faults(rng: random.Random, limits: Limits) -> list[str]:
 def next_fault(world: World) -> None:
     """Do the next fault that can be done now; one that cannot waits for its moment."""
     kind = world.faults.pop()
-    if kind == "break":
-        done = _break(world)
-    elif kind == "join":
-        done = _join(world)
-    elif kind == "add":
-        done = _add_server(world)
-    elif kind == "drain":
-        done = _drain_server(world)
-    elif kind == "manager":
-        done = _lose_manager(world)
-    elif kind in ("server", "depose"):
-        done = _lose_server(world, kind)
-    else:
-        done = _depart(world, kind)
-    if not done:
+    if not FAULTS[kind](world):
         world.faults.insert(0, kind)
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+def _loaded(world: World) -> list[Pair]:
+    """Links, in the direction in which something is under way. Those to the manager are left alone: a node whose link
+    to it ends is taken for dead."""
+    net = world.net
+    return sorted(pair for pair, box in net.open.items() if box.events and MANAGER not in pair)
 
 
 def _break(world: World) -> bool:
@@ -65,6 +61,80 @@ def _break(world: World) -> bool:
     return True
 
 
+def _drop(world: World) -> bool:
+    pairs = _loaded(world)
+    if not pairs:
+        return False
+    sender, receiver = world.rng.choice(pairs)
+    if not world.net.drop(sender, receiver):
+        return False
+    world.tell(f"*** a frame from {world.name(sender)} to {world.name(receiver)} is lost")
+    world.net.shots.drops += 1
+    return True
+
+
+def _copy(world: World) -> bool:
+    """A message comes twice. All kinds are alike, however rare."""
+    under_way = world.net.under_way()
+    kinds = sorted(set(under_way).intersection(world.limits.kinds or under_way))
+    if not kinds:
+        return False
+    kind = world.rng.choice(kinds)
+    box, index = world.rng.choice(under_way[kind])
+    world.tell(f"*** a {kind} to {world.name(box.node)} will come twice")
+    world.net.copy(box, index)
+    world.net.shots.copied[kind] += 1
+    return True
+
+
+def _slow(world: World) -> bool:
+    """A link, or all that comes to a node, is slow for a while."""
+    net, rng = world.net, world.rng
+    if not net.busy:
+        return False
+    box = rng.choice(net.busy)
+    until = world.now + rng.randint(30, 300)
+    is_node = rng.random() < 0.5
+    what = world.name(box.node) if is_node else f"{world.name(box.node)} <- {box.source}"
+    world.tell(f"*** {what} is slow until {until}")
+    net.slow([one for one in net.boxes.values() if one.node == box.node] if is_node else [box], until)
+    net.shots.slows += 1
+    return True
+
+
+def _partition(world: World) -> bool:
+    """Some nodes cannot reach others for a while. The manager reaches both sides; or one only, which then takes the
+    others for dead."""
+    rng, net = world.rng, world.net
+    servers = [me for me in world.servers if me not in net.dead]
+    workers = [me for me in world.workers if me not in net.dead]
+    nodes = sorted([*servers, *workers])
+    if len(nodes) < 2 or world.walls:
+        return False
+    some: set[Incarnation] = set()
+    if rng.random() < 0.5:
+        may_go = may_lose(world)
+        going = may_depart(world, "zombie")
+        if not may_go or MANAGER in net.dead:
+            return False
+        server = rng.choice(may_go)
+        some = {server, *rng.sample(going, rng.randint(0, len(going) - 1) if going else 0)}
+        for me in some - {server}:
+            world.workers[me].log.departed = float(world.now)
+            net.disconnect(me, MANAGER, "cut")
+        world.depose(server, is_stopped=False)
+    else:
+        some = set(rng.sample(nodes, rng.randint(1, len(nodes) - 1)))
+    world.tell(f"*** {', '.join(world.name(me) for me in sorted(some))} cannot reach the others")
+    others = [me for me in nodes if me not in some]
+    world.raise_wall(some, others)
+    net.shots.partitions += 1
+    return True
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
 def _lose_manager(world: World) -> bool:
     if MANAGER in world.net.dead or world.manager.is_recovering:
         return False
@@ -74,8 +144,9 @@ def _lose_manager(world: World) -> bool:
     return True
 
 
-def _join(world: World) -> bool:
-    if world.manager.generation.number == 0:
+def join(world: World) -> bool:
+    """A worker joins, if there is a seat left."""
+    if world.manager.generation.number == 0 or not world.has_seat:
         return False
     world.tell("*** a worker joins")
     world.add_worker(is_joiner=True)
@@ -83,7 +154,8 @@ def _join(world: World) -> bool:
     return True
 
 
-def _add_server(world: World) -> bool:
+def add_server(world: World) -> bool:
+    """A server joins."""
     if world.manager.generation.number == 0 or len(world.servers) >= MAX_SERVERS:
         return False
     world.tell("*** a server joins")
@@ -107,29 +179,41 @@ def _drain_server(world: World) -> bool:
     return True
 
 
-def _lose_server(world: World, kind: str) -> bool:
-    """A server dies; or only the manager thinks so, because they cannot reach each other, or the server is stopped."""
+def may_lose(world: World) -> list[Incarnation]:
+    """Servers that may go now: none that is the last of a chain, and at one time no more than there are replicas."""
     there = [me for me in world.servers if me not in world.net.dead | world.deposed | world.leaving]
     keys = world.manager.chart.keys.values()
     held = [chain for key in keys for chain in (*key.chains, *key.targets.values())]  # now, or in a moment
     chains = [tuple(me for me in chain if me in there) for chain in held]
-    may_go = [me for me in there if chains and not any(chain == (me,) for chain in chains)]
     unnoticed = [me for me in world.servers if me in world.net.dead | world.deposed and me in world.manager.nodes]
-    if len(there) < 2 or not may_go or len(unnoticed) >= world.manager.config.replicas:
-        return False  # so many may go at the same time, and no more
-    me = world.rng.choice(may_go)
-    world.tell(f"*** {world.name(me)} is lost ({kind})")
-    if kind == "server":
-        world.net.kill(me)
-        world.net.shots.crashes += 1
-    else:
-        world.deposed.add(me)
-        world.part(me, is_stopped=world.rng.random() < 0.5)
-        world.net.shots.deposed += 1
-    return True
+    if len(there) < 2 or not chains or len(unnoticed) >= world.manager.config.replicas:
+        return []
+    return [me for me in there if not any(chain == (me,) for chain in chains)]
 
 
-def _depart(world: World, kind: str) -> bool:
+def crash_server(world: World, me: Incarnation) -> None:
+    world.tell(f"*** {world.name(me)} dies")
+    world.net.kill(me)
+    world.net.shots.crashes += 1
+
+
+def _crash(world: World) -> bool:
+    may_go = may_lose(world)
+    if may_go:
+        crash_server(world, world.rng.choice(may_go))
+    return bool(may_go)
+
+
+def _depose(world: World) -> bool:
+    """The manager takes a server for dead, because they cannot reach each other, or it is stopped."""
+    may_go = may_lose(world)
+    if may_go:
+        world.depose(world.rng.choice(may_go), is_stopped=world.rng.random() < 0.5)
+    return bool(may_go)
+
+
+def may_depart(world: World, kind: str) -> list[Incarnation]:
+    """Workers that may go: not the last. Nobody would hear of it before the manager knows of them."""
     there = [
         me
         for me, worker in world.workers.items()
@@ -137,11 +221,11 @@ def _depart(world: World, kind: str) -> bool:
         and worker.state.role is Role.WORKER
         and (world.net.is_open(me, MANAGER) or (kind == "crash" and MANAGER in world.net.dead))
     ]
-    may_go = [me for me in there if world.workers[me].program.is_ready]
-    if len(there) < 2 or not may_go:
-        return False
-    talking = [me for me in may_go if world.workers[me].state.ops]
-    me = world.rng.choice(talking or may_go)
+    return there if len(there) >= 2 else []
+
+
+def depart(world: World, me: Incarnation, kind: str) -> None:
+    """A worker dies, or only its link to the manager does."""
     worker = world.workers[me]
     worker.log.departed = float(world.now)
     world.tell(f"*** {world.name(me)} departs ({kind})")
@@ -152,4 +236,29 @@ def _depart(world: World, kind: str) -> bool:
     else:
         world.net.disconnect(me, MANAGER, "cut")
         world.net.shots.zombies += 1
+
+
+def _depart(world: World, kind: str) -> bool:
+    may_go = [me for me in may_depart(world, kind) if world.workers[me].program.is_ready]
+    if not may_go:
+        return False
+    talking = [me for me in may_go if world.workers[me].state.ops]
+    depart(world, world.rng.choice(talking or may_go), kind)
     return True
+
+
+FAULTS: dict[str, Callable[[World], bool]] = {
+    "break": _break,
+    "drop": _drop,
+    "copy": _copy,
+    "slow": _slow,
+    "partition": _partition,
+    "crash": lambda world: _depart(world, "crash"),
+    "zombie": lambda world: _depart(world, "zombie"),
+    "join": join,
+    "server": _crash,
+    "depose": _depose,
+    "add": add_server,
+    "drain": _drain_server,
+    "manager": _lose_manager,
+}

@@ -22,6 +22,7 @@ from windlass.server.sequential import SequentialShard
 from windlass.server.state import ServerState
 from windlass.server.units import End, HeldSlot
 from windlass.testing.explorer import Limits
+from windlass.testing.world import CALM
 from windlass.types import Bounded, Eventual, Generation, Incarnation, Sequential
 
 # --- a resend counts twice --------------------------------------------------------------------------------------------
@@ -299,11 +300,11 @@ class Mutant:
     is_visible_outside: bool
 
 
-_CALM = Limits(
-    breaks=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0, additions=0, drains=0, restarts=0, large=0.0
-)  # fmt: skip
+_CALM = replace(CALM, large=0.0)
 _BROKEN = replace(_CALM, breaks=6)
 _CHAINED = replace(_CALM, servers=(2, 3), replicas=(1, 1), crashes=1)
+_HEADLESS = replace(_CHAINED, crashes=0, aims=2, kinds=("Push",), whats=("crash",))  # where pushes are, heads are
+_PARTED = replace(_CHAINED, crashes=0, aims=3, kinds=("Push",), whats=("part",))
 _ROUNDS = (Sequential(),)
 
 MUTANTS = {
@@ -322,10 +323,9 @@ MUTANTS = {
         Mutant(
             AcksResendsEarly,
             frozenset({"once", "never made"}),
-            Limits(
-                servers=(1, 1), workers=(3, 5), clock=(3, 5), breaks=30, departures=0, zombies=0, joins=0, large=0.0,
-                crashes=0, deposed=0, additions=0, drains=0, restarts=0, replicas=(0, 0),
-                consistencies=_ROUNDS,
+            replace(
+                _CALM, servers=(1, 1), workers=(3, 5), clock=(3, 5), breaks=5, copies=40, kinds=("Push",), hurry=(0.2,),
+                replicas=(0, 0), consistencies=_ROUNDS,
             ),
             False,
         ),
@@ -338,7 +338,10 @@ MUTANTS = {
         Mutant(
             IgnoresGeneration,
             frozenset({"sequential", "own pushes"}),
-            replace(_CALM, servers=(2, 3), breaks=4, joins=3, large=0.05, consistencies=_ROUNDS),
+            replace(
+                _CALM, servers=(2, 3), workers=(2, 2), replicas=(0, 0), keys=(1, 1), clock=(6, 8), joins=4,
+                hurry=(0.02,), consistencies=_ROUNDS,
+            ),
             False,
         ),
         Mutant(
@@ -347,12 +350,12 @@ MUTANTS = {
             replace(_CALM, servers=(1, 1), consistencies=_ROUNDS),
             False,
         ),
-        Mutant(AcksUnreplicated, frozenset({"acknowledged", "own pushes", "monotonic"}), _CHAINED, False),
+        Mutant(AcksUnreplicated, frozenset({"acknowledged", "own pushes", "monotonic"}), _HEADLESS, False),
         Mutant(
             HeedsDeposed,
             frozenset({"once", "acknowledged", "sequential", "own pushes", "monotonic", "order"}),
             replace(
-                _CHAINED, servers=(3, 3), workers=(4, 6), keys=(1, 1), clock=(8, 12), crashes=0, deposed=2,
+                _PARTED, servers=(3, 3), workers=(3, 4), keys=(1, 1), clock=(6, 8),
                 consistencies=(Eventual(), Bounded(2)),
             ),
             False,
@@ -361,7 +364,7 @@ MUTANTS = {
             InheritsEarly,
             frozenset({"acknowledged", "bounded", "monotonic"}),
             replace(
-                _CHAINED, servers=(2, 2), workers=(3, 4), keys=(1, 1), clock=(10, 14), crashes=0, deposed=1,
+                _PARTED, servers=(2, 2), workers=(3, 4), keys=(1, 1), clock=(6, 8), additions=2,
                 consistencies=(Eventual(),),
             ),
             False,
@@ -369,7 +372,10 @@ MUTANTS = {
         Mutant(
             ForgetsClocks,
             frozenset({"once", "stuck"}),
-            replace(_CHAINED, servers=(3, 4), crashes=2, breaks=2, consistencies=(Eventual(), Bounded(2))),
+            replace(
+                _CHAINED, servers=(3, 4), crashes=2, breaks=2, additions=1, hurry=(0.03,),
+                consistencies=(Eventual(), Bounded(2)),
+            ),
             False,
         ),
     )

@@ -119,14 +119,11 @@ class Program:
         key = self._use(declared)
         entry = Entry(key, "numpy", _Edge(self.memory, self.is_shared))  # type: ignore[arg-type]
         if self.rank() == 0:
-            first = np.zeros(shape.size, np.int64)
-            for shard in reversed(key.whole):
-                parts, owned = entry.parts(first, 0, {shard: key.whole[shard]}, may_borrow=True)
-                for pieces, blocks in parts[shard]:
-                    yield from self._ask((key, shard), self._init(key, shard, pieces), blocks)
-                for block in owned:
-                    self.memory.free(block)
+            yield from self._give_first(entry)
         attached = yield from self._ask((key, 0), self._attach(key, 0, -1))
+        while int(attached.detail) < 0:  # whose task it was has died
+            yield from self._give_first(entry)
+            attached = yield from self._ask((key, 0), self._attach(key, 0, -1))
         key.clock = key.since = int(attached.detail)
         for shard in range(1, len(key.chains)):
             yield from self._ask((key, shard), self._attach(key, shard, key.since))
@@ -134,6 +131,16 @@ class Program:
         if self.is_joiner:
             self.log.entered[shape.name] = self.now()
         return entry
+
+    def _give_first(self, entry: Entry) -> Any:
+        key = entry.key
+        first = np.zeros(key.size, np.int64)
+        for shard in reversed(key.whole):
+            parts, owned = entry.parts(first, 0, {shard: key.whole[shard]}, may_borrow=True)
+            for pieces, blocks in parts[shard]:
+                yield from self._ask((key, shard), self._init(key, shard, pieces), blocks)
+            for block in owned:
+                self.memory.free(block)
 
     def _use(self, declared: m.Declared) -> KeyInfo:
         key = KeyInfo(declared.key, declared.spec, list(declared.chains))

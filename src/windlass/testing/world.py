@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windlass._wire import messages as m
-from windlass._wire.effects import Dial, Hangup, Later, LinkDown, Persist, Recycle, Send, Stop, Tick
+from windlass._wire.effects import Dial, Hangup, Later, LinkDown, Persist, Received, Recycle, Send, Stop, Tick
 from windlass.manager.records import AnyRecord, Image, Term
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
+from windlass.testing.aims import AFTER, BEFORE, WHATS, draw_aims, shoot
 from windlass.testing.faults import draw_faults, next_fault
 from windlass.testing.history import History, KeyShape, Pulled, WorkerLog
 from windlass.testing.leases import LeaseProgram
-from windlass.testing.network import Box, Network, PoisonedHeap
+from windlass.testing.network import Box, Network, Pair, PoisonedHeap
 from windlass.testing.program import Condition, Plan, Program, Reader
 from windlass.testing.rest import at_rest, final_values
 from windlass.testing.story import event_text
@@ -41,6 +42,14 @@ class Limits:
     clock: tuple[int, int] = (2, 4)
     consistencies: tuple[Consistency, ...] = (Sequential(), Bounded(1), Bounded(2), Eventual())
     breaks: int = 4
+    drops: int = 1
+    """Frames that are lost, each with all that comes after it on its link."""
+    copies: int = 2
+    """Messages that come twice."""
+    slows: int = 2
+    """Links or nodes that are slow for a while."""
+    partitions: int = 1
+    """How often some nodes cannot reach others for a while."""
     departures: int = 1
     zombies: int = 1
     joins: int = 1
@@ -59,18 +68,42 @@ class Limits:
     """How often the manager dies, and another starts from what it has written down."""
     leases: float = 0.0
     """How often the workers do leased work, in place of pushes of their own."""
+    aims: int = 1
+    """How many things happen just before or after a node handles a certain kind of message."""
+    hurry: tuple[float, ...] = (0.002, 0.01, 0.03)
+    """How likely it is, at each step, that the next thing goes wrong; one of these in each run."""
+    kinds: tuple[str, ...] = ()
+    """The kinds of message that are aimed at, or come twice; none: any."""
+    whats: tuple[str, ...] = WHATS
+    """What happens then."""
     large: float = 0.05
     """How often slots are so large that replies go from where they lie, under a pin, instead of by copy."""
+
+
+CALM = Limits(
+    breaks=0, drops=0, copies=0, slows=0, partitions=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0,
+    additions=0, drains=0, restarts=0, aims=0,
+)  # fmt: skip
+"""Nothing goes wrong, and nobody comes or goes. A test that looks for one thing adds it."""
 
 
 @dataclass(slots=True)
 class Away:
     """A node that the manager cannot reach, until so many steps have been made; stopped, or at work. What the manager
-    says to `late` is on its way for as long."""
+    says to `late` is on its way for as long. Or, not `is_parted`, one that is only stopped."""
 
     until: int
     is_stopped: bool
-    late: Incarnation
+    late: Incarnation | None = None
+    is_parted: bool = True
+
+
+@dataclass(slots=True)
+class Wall:
+    """Between nodes that cannot reach each other, until so many steps have been made."""
+
+    until: int
+    stones: set[Pair]
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +140,7 @@ class World:
         self.large = rng.random() < limits.large
         self.net = Network(rng, is_shared=rng.random() < 0.5)
         self.plan = self._draw_plan()
-        num_workers = self.plan.num_seats - limits.joins
+        num_workers = self.plan.num_seats - limits.joins - limits.aims
         num_servers = rng.randint(*limits.servers)
         replicas = min(rng.randint(*limits.replicas), num_servers - 1)
         config = ManagerConfig(
@@ -126,6 +159,9 @@ class World:
         self.deposed: set[Incarnation] = set()
         self.leaving: set[Incarnation] = set()
         self.away: dict[Incarnation, Away] = {}
+        self.walls: list[Wall] = []
+        self.is_odd = False  # somebody is away, or there is no manager that speaks
+        self._fault_at = 1  # the step at which the next thing may go wrong
         self._server_kind = server
         for _ in range(num_servers):
             self.add_server()
@@ -133,13 +169,15 @@ class World:
             self.add_worker(is_joiner=False)
         self.reader = self._add_reader() if rng.randint(0, limits.readers) else None
         self.faults = draw_faults(rng, limits)
-        self.hurry = rng.choice((0.002, 0.01, 0.03))
+        self.aims = draw_aims(rng, limits)
+        self.hurry = rng.choice(limits.hurry)
+        self.pace = rng.choice((0.005, 0.03))  # how likely it is, at each step, that time passes while somebody is away
         self.candidates = rng.randint(1, 3)
         self.disturbs_start = rng.random() < 0.3
 
     def _draw_plan(self) -> Plan:
         rng, limits = self.rng, self.limits
-        num_seats = rng.randint(*limits.workers) + limits.joins
+        num_seats = rng.randint(*limits.workers) + limits.joins + limits.aims
         clock = rng.randint(*limits.clock)
         keys = []
         for number in range(rng.randint(*limits.keys)):
@@ -170,6 +208,11 @@ class World:
         self.servers[me] = self._server_kind(me, self.heaps[me], config)
         self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
 
+    @property
+    def has_seat(self) -> bool:
+        """Whether there is room in the keys for one worker more."""
+        return len(self.workers) - (READER in self.workers) < self.plan.num_seats
+
     def add_worker(self, *, is_joiner: bool) -> None:
         seat = sum(me != READER for me in self.workers)
         me, rank = Incarnation(FIRST_WORKER + seat), -1 if is_joiner else seat
@@ -198,7 +241,7 @@ class World:
             is_shared=self.net.is_shared, is_joiner=is_joiner,
         )  # fmt: skip
         node.steps = node.program.run()
-        node.waits_for = lambda: node.state.is_joined
+        node.waits_for = lambda: node.state.is_joined or node.state.failure is not None
         self.workers[me] = node
         self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
         return node
@@ -211,33 +254,26 @@ class World:
 
     def run(self) -> str:
         """Until nothing is under way. Gives what is left waiting then, in words; it should be nothing."""
-        net, rng = self.net, self.rng
-        busy = net.busy
+        busy, random, candidates = self.net.busy, self.rng.random, self.candidates - 1
         try:
             while busy:
-                self.now += 1
-                if self.now > MAX_STEPS:
-                    return f"still busy after {MAX_STEPS} steps"
-                if self.faults and rng.random() < self.hurry and self._is_under_way():
-                    next_fault(self)
+                now = self.now = self.now + 1
+                if now >= self._fault_at and self._is_disturbed():
                     continue
-                if MANAGER in net.dead and (self.now >= self._manager_at or self.seconds > self._manager_by):
-                    self._start_manager()
-                if self.away and self._are_back():
+                if self.is_odd and self._is_out_of_turn():
                     continue
-                if self.manager.is_recovering and rng.random() < 0.03:
-                    self._try_patience()
-                if self.plan.leased is not None and rng.random() < 0.01:
-                    net.put(net.box(MANAGER, "tick"), Tick())
-                box = busy[int(rng.random() * len(busy))]
-                for _ in range(self.candidates - 1):
-                    other = busy[int(rng.random() * len(busy))]
+                if self.plan.leased is not None and random() < 0.01:
+                    self.net.put(self.net.box(MANAGER, "tick"), Tick())
+                box = busy[int(random() * len(busy))]
+                for _ in range(candidates):
+                    other = busy[int(random() * len(busy))]
                     if other.priority > box.priority:
                         box = other
+                if box.slow_until > now and random() < 0.9:
+                    continue
                 if self.away and self._is_kept_from(box):
                     continue
-                self._deliver(box, net.take(box))
-                net.shots.delivered += 1
+                self._next(box)
                 if not busy:
                     self._let_time_pass()
         except Exception as error:  # a state machine must never raise, whatever comes
@@ -246,12 +282,79 @@ class World:
             return f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
         return at_rest(self)
 
-    def part(self, me: Incarnation, *, is_stopped: bool) -> None:
-        """Cut a node off from the manager for some while, and stop it, perhaps. Time passes meanwhile."""
+    def _is_disturbed(self) -> bool:
+        """The time has come for the next fault. How likely one is at each step is drawn once for all steps up to it."""
+        if self.now > MAX_STEPS:
+            raise TimeoutError(f"still busy after {MAX_STEPS} steps")
+        is_due = bool(self.faults) and self._is_under_way()
+        if is_due:
+            next_fault(self)
+        pause = int(self.rng.expovariate(self.hurry)) + 1
+        self._fault_at = min(self.now + pause, MAX_STEPS + 1) if self.faults else MAX_STEPS + 1
+        return is_due
+
+    def _is_out_of_turn(self) -> bool:
+        """Somebody is away, or there is no manager that speaks: whether this step is theirs."""
+        net = self.net
+        is_dead = MANAGER in net.dead
+        if is_dead and (self.now >= self._manager_at or self.seconds > self._manager_by):
+            self._start_manager()
+        is_recovering = self.manager.is_recovering
+        if (self.away or self.walls) and self._are_back():
+            return True
+        if is_recovering and self.rng.random() < 0.03:
+            self._try_patience()
+        self.is_odd = is_dead or is_recovering or bool(self.away) or bool(self.walls)
+        return False
+
+    def _next(self, box: Box) -> None:
+        """Let the first of what is in this box arrive, unless something is aimed at that moment."""
+        net, node, event = self.net, box.node, box.events[0]
+        shots = net.shots
+        if type(event) is not Received:
+            shots.delivered += 1
+            self._deliver(box, net.take(box))
+            return
+        if not self.limits.aims:
+            net.take(box)
+            self._deliver_message(node, box, event)
+            return
+        kind = type(event.message).__name__
+        if self.aims and shoot(self, node, kind, BEFORE):
+            return
+        shots.flown[kind] += 1
+        net.take(box)
+        self._deliver_message(node, box, event)
+        if self.aims:
+            shoot(self, node, kind, AFTER)
+
+    # --- who is away --------------------------------------------------------------------------------------------------
+
+    def depose(self, me: Incarnation, *, is_stopped: bool) -> None:
+        """Cut a server off from the manager for some while, and stop it, perhaps: it is taken for dead."""
+        self.tell(f"*** {self.name(me)} cannot reach the manager{', and is stopped' if is_stopped else ''}")
+        self.deposed.add(me)
+        self.is_odd = True
         late = self.rng.choice([*self.workers])
         self.away[me] = Away(self.now + self.rng.randint(50, 400), is_stopped, late)
         self.net.parted.add(me)
         self.net.disconnect(me, MANAGER, "cut")
+        self.net.shots.deposed += 1
+
+    def stop(self, me: Incarnation) -> None:
+        """Stop a worker or the manager for some while. Nobody is told."""
+        self.is_odd = True
+        self.away[me] = Away(self.now + self.rng.randint(50, 400), True, is_parted=False)
+
+    def raise_wall(self, some: Collection[Incarnation], others: Collection[Incarnation]) -> None:
+        """Keep these and those from each other for some while."""
+        self.is_odd = True
+        self.walls.append(Wall(self.now + self.rng.randint(30, 400), self.net.part(some, others)))
+
+    def _heal(self, wall: Wall) -> None:
+        self.walls.remove(wall)
+        self.net.heal(wall.stones)
+        self.tell("*** and can reach them again")
 
     def _is_kept_from(self, box: Box) -> bool:
         """Whether what is in this box does not get through now."""
@@ -266,20 +369,26 @@ class World:
         for me, away in list(self.away.items()):
             if self.now >= away.until:
                 del self.away[me]
-                self.net.parted.discard(me)
-                self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
+                if away.is_parted and me not in self.net.dead:
+                    self.net.parted.discard(me)
+                    self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
                 return True
-        if self.rng.random() < 0.03 and not self._is_manager_missed():
+        for wall in self.walls:
+            if self.now >= wall.until:
+                self._heal(wall)
+                return True
+        if self.rng.random() < self.pace and not self._is_manager_missed():
             self.seconds += self.rng.choice((0.1, 1.0, LEASE_SECONDS))
             for me in self.servers:
                 if me not in self.net.dead and self.rng.random() < 0.7:
                     self.net.put(self.net.box(me, "tick"), Tick())
         return False
 
-    def lose_manager(self) -> None:
-        """Its process dies. Another starts from its records some time later."""
+    def lose_manager(self, *, is_replaced: bool = False) -> None:
+        """Its process dies. Another starts from its records, at once or some time later."""
         self.net.kill(MANAGER)
-        self._manager_at = self.now + self.rng.randint(1, 300)
+        self.is_odd = True
+        self._manager_at = self.now + (1 if is_replaced else self.rng.randint(1, 300))
         self._manager_by = self.seconds + GIVE_UP_SECONDS / 2
 
     def _start_manager(self) -> None:
@@ -321,6 +430,8 @@ class World:
 
     def _let_time_pass(self) -> None:
         """Nothing moves: whoever still waits hears that time has passed, a few times, and may ask again."""
+        for wall in list(self.walls):
+            self._heal(wall)
         if MANAGER in self.net.dead:
             self._start_manager()
         if self.manager.is_recovering and self._num_pauses < MAX_PAUSES:
@@ -340,10 +451,34 @@ class World:
         """Whether there is something worth disturbing: most runs are left alone until somebody pushes."""
         return self.disturbs_start or any(worker.program.is_ready for worker in self.workers.values())
 
+    def _deliver_message(self, node: Incarnation, box: Box, event: Received) -> None:
+        shots = self.net.shots
+        shots.delivered += 1
+        shots.messages += 1
+        if self.tells:
+            self._tell_of(box, event)
+        server = self.servers.get(node)
+        if server is not None:
+            self._perform(node, server.handle(event, self.seconds))
+        elif node == MANAGER:
+            self._to_manager(event)
+        else:
+            worker = self.workers[node]
+            self._perform(node, worker.state.handle(event, self.seconds + worker.ahead))
+            if worker.waits_for is not None:
+                self._wake(node, worker)
+
+    def _to_manager(self, event: Any) -> None:
+        was_recovering = self.manager.is_recovering
+        self._perform(MANAGER, self.office.handle(event, self._manager_seconds))
+        if was_recovering and not self.manager.is_recovering:
+            self._count_out()
+
     def _deliver(self, box: Box, event: Any) -> None:
+        """Let anything but a message arrive."""
         node = box.node
         if self.tells:
-            self.tell(f"{self.name(node)} <- {box.source.replace('from ', '')}: {event_text(event)}")
+            self._tell_of(box, event)
         if isinstance(event, Dial):
             self.net.connect(node, event.peer)
             return
@@ -353,14 +488,11 @@ class World:
                 return
             self._tick(node)
         if node == MANAGER:
-            if isinstance(event, Tick) and not self.manager.is_recovering:
+            if not isinstance(event, Tick) or self.manager.is_recovering:
+                self._to_manager(event)
+            else:
                 self._manager_seconds += self.rng.choice((0.1, 1.0, 6.0))
                 self._perform(node, self.office.scheduler.handle(event, self._manager_seconds))
-                return
-            was_recovering = self.manager.is_recovering
-            self._perform(node, self.office.handle(event, self._manager_seconds))
-            if was_recovering and not self.manager.is_recovering:
-                self._count_out()
         elif node in self.servers:
             self._perform(node, self.servers[node].handle(event, self.seconds))
         else:
@@ -374,6 +506,9 @@ class World:
                 if isinstance(event, LinkDown):
                     self.net.put(self.net.box(node, "tick"), Tick())
             self._wake(node, worker)
+
+    def _tell_of(self, box: Box, event: Any) -> None:
+        self.tell(f"{self.name(box.node)} <- {box.source.replace('from ', '')}: {event_text(event)}")
 
     def _tick(self, node: Incarnation) -> None:
         """As much as a redial takes. A worker's clock is its own: others who dial do not make it give up."""
@@ -401,33 +536,31 @@ class World:
     def _perform(self, node: Incarnation, effects: Iterable[Any]) -> None:
         net = self.net
         for effect in effects:
-            if isinstance(effect, Send):
-                self._send(node, effect)
-            elif isinstance(effect, Call):
+            kind = type(effect)
+            if kind is Send:
+                if net.send(node, effect) and type(effect.message) is m.Push:
+                    self._count_resend(node, effect.message)
+            elif kind is Call:
                 effect.function()
-            elif isinstance(effect, Recycle):
+            elif kind is Recycle:
                 net.recycle(effect.data)
-            elif isinstance(effect, Later):
+            elif kind is Later:
                 net.put(net.box(node, "later"), effect)
-            elif isinstance(effect, Dial):
-                net.put(net.box(node, "dial"), effect)  # type: ignore[arg-type]
-            elif isinstance(effect, Persist):
+            elif kind is Dial:
+                net.put(net.box(node, "dial"), effect)
+            elif kind is Persist:
                 self.records.append(effect.record)
-            elif isinstance(effect, Hangup):
+            elif kind is Hangup:
                 net.disconnect(node, effect.peer, effect.reason)
-            elif isinstance(effect, Stop):
+            elif kind is Stop:
                 assert node in self.deposed | self.leaving, f"{self.name(node)} stopped: {effect.reason}"
                 net.kill(node)
 
-    def _send(self, node: Incarnation, send: Send) -> None:
-        if not self.net.send(node, send):
-            return
-        message = send.message
-        if isinstance(message, m.Push):
-            which = (node, message.key, message.shard, message.clock, message.part)
-            if which in self.sent:
-                self.net.shots.resends += 1
-            self.sent.add(which)
+    def _count_resend(self, node: Incarnation, push: m.Push) -> None:
+        which = (node, push.key, push.shard, push.clock, push.part)
+        if which in self.sent:
+            self.net.shots.resends += 1
+        self.sent.add(which)
 
     # --- telling ------------------------------------------------------------------------------------------------------
 

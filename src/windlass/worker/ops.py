@@ -32,10 +32,12 @@ class KeyInfo:
     size: int = 0
     itemsize: int = 0
     slot_size: int = 0
+    num_slots: int = 1
 
     def __post_init__(self) -> None:
         self.is_sequential = isinstance(self.spec.consistency, Sequential)
         self.size, self.itemsize, self.slot_size = self.spec.size, self.spec.itemsize, self.spec.slot_size
+        self.num_slots = self.spec.num_slots
         self.whole = {shard: tuple(self._pieces(shard)) for shard in range(len(self.chains))}
 
     def _pieces(self, shard: int) -> Iterator[m.Piece]:
@@ -49,7 +51,7 @@ class KeyInfo:
         return chain[0] if chain else None
 
     def shard_of(self, slot: int) -> int:
-        return self.spec.shard_of(slot, len(self.chains))
+        return ((slot + 1) * len(self.chains) - 1) // self.num_slots  # as KeySpec.shard_of
 
     @property
     def heads(self) -> set[Incarnation]:

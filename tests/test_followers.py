@@ -1,0 +1,148 @@
+"""A follower's state machine by itself: what it hands on, shows, and remembers when its chain changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from windlass._wire import messages as m
+from windlass._wire.effects import Later, LinkUp, Received, Send
+from windlass.manager.records import Image, NewKey, Published, Term
+from windlass.manager.state import ManagerConfig, ManagerState
+from windlass.server.state import ServerConfig, ServerState
+from windlass.types import (
+    MANAGER,
+    Consistency,
+    Eventual,
+    Heap,
+    Incarnation,
+    KeyId,
+    KeySpec,
+    Node,
+    Role,
+    Rule,
+    Sequential,
+)
+
+HEAD, ME, NEXT, LEARNER = Incarnation(1), Incarnation(2), Incarnation(3), Incarnation(4)
+W0, LATE = Incarnation(10), Incarnation(11)
+KEY = KeyId(1)
+JOIN = m.Join(role=Role.SERVER, pid=0, addresses=())
+
+
+def spec(consistency: Consistency) -> KeySpec:
+    return KeySpec(
+        name="w", shape=(8,), dtype="int64", reduce=Rule("sum"), update=Rule("add"), consistency=consistency,
+        chunk_bytes=32,
+    )  # fmt: skip
+
+
+def node(who: Incarnation) -> Node:
+    role = Role.WORKER if who >= W0 else Role.SERVER
+    return Node(name=f"{role}-{who}", role=role, incarnation=who, rank=who, pid=who, addresses=(str(who),))
+
+
+class Follower:
+    """A server in the middle of a chain; put-off work is done at once."""
+
+    def __init__(self, consistency: Consistency, chain: tuple[Incarnation, ...]) -> None:
+        self.state = ServerState(ME, Heap(), ServerConfig(join=JOIN, manager=()))
+        self.number = 0
+        self.generation((HEAD, ME, NEXT, LEARNER, W0))
+        for server in (HEAD, NEXT, LEARNER):
+            self.state.handle(LinkUp(server), 0)
+        self.hear(MANAGER, m.Place(key=KEY, spec=spec(consistency), chains=(chain,)))
+
+    def hear(self, peer: Incarnation, message: m.AnyMessage, *values: Any) -> list[tuple[Incarnation, m.AnyMessage]]:
+        data = tuple(np.asarray(value, np.int64).view(np.uint8) for value in values)
+        effects = list(self.state.handle(Received(peer, message, data), 0))
+        said = []
+        while effects:
+            effect = effects.pop(0)
+            if isinstance(effect, Later):
+                effects += self.state.handle(effect, 0)
+            elif isinstance(effect, Send):
+                said.append((effect.peer, effect.message))
+        return said
+
+    def generation(self, nodes: tuple[Incarnation, ...], *moves: m.Move) -> list[tuple[Incarnation, m.AnyMessage]]:
+        self.number += 1
+        named = tuple(node(who) for who in nodes)
+        told = m.Membership(term=1, number=self.number, nodes=named, reason="test", moves=moves, dead=(NEXT,))
+        return self.hear(MANAGER, told)
+
+    def entry(self, index: int, part: int, slot: int, entry: m.LogEntry | None) -> list[tuple[Incarnation, Any]]:
+        piece = (slot, 0, 4)
+        message = m.Replicate(key=KEY, shard=0, index=index, part=part, pieces=(piece,), entry=entry)
+        return self.hear(HEAD, message, [1, 1, 1, 1])
+
+
+FIRST = m.LogEntry(kind=m.Kind.FIRST)
+
+
+def test_an_entry_that_was_half_handed_on_when_the_successor_died_goes_to_the_learner_whole() -> None:
+    me = Follower(Eventual(), (HEAD, ME, NEXT))
+    me.entry(1, 0, 0, None)
+    me.entry(1, 1, 1, FIRST)
+    push = m.LogEntry(kind=m.Kind.PUSH, who=W0, clock=1)
+    assert [peer for peer, _ in me.entry(2, 0, 0, None)] == [NEXT]
+    me.generation((HEAD, ME, LEARNER, W0), m.Move(KEY, 0, (HEAD, ME), LEARNER))
+    shown = me.hear(LEARNER, m.Ready(key=KEY, shard=0, term=1, number=me.number))
+    slots = [message.index for _, message in shown if isinstance(message, m.ShowSlot)]
+    assert slots == [1, 1]  # what the learner is shown does not contain the second entry
+    handed = [message for peer, message in me.entry(2, 1, 1, push) if isinstance(message, m.Replicate)]
+    assert [(part.index, part.part, part.pieces) for part in handed] == [(2, 0, ((0, 0, 4),)), (2, 1, ((1, 0, 4),))]
+
+
+def test_a_follower_keeps_the_clock_of_a_worker_that_it_is_yet_to_hear_of() -> None:
+    me = Follower(Sequential(), (HEAD, ME))
+    me.entry(1, 0, 0, None)
+    me.entry(1, 1, 1, FIRST)
+    me.entry(2, 0, 0, None)
+    me.entry(2, 1, 1, m.LogEntry(kind=m.Kind.ROUND, clock=1, members=(W0, LATE)))
+    me.generation((ME, W0, LATE), m.Move(KEY, 0, (ME,), is_settled=True))
+    for who in (W0, LATE):
+        pieces = ((0, 0, 4), (1, 0, 4))
+        push = m.Push(key=KEY, shard=0, clock=2, since=0, part=0, parts=1, pieces=pieces)
+        said = me.hear(who, push, [1, 1, 1, 1], [1, 1, 1, 1])
+    assert {peer for peer, message in said if isinstance(message, m.Ack)} == {W0, LATE}
+
+
+def test_a_slot_that_is_shown_twice_keeps_what_came_in_between() -> None:
+    me = Follower(Eventual(), (HEAD, NEXT))
+    me.generation((HEAD, ME, NEXT, W0), m.Move(KEY, 0, (HEAD,), ME))
+    counts = {"applied": {W0: 0}, "version": 0, "refused": [], "seen": {}}
+    show = m.Show(key=KEY, shard=0, lesson=1, index=1, counts=counts)
+    meta = {"dense": {"size": 4, "dtype": "int64", "spans": [[0, 4, 0]]}, "rounds": 0, "missing": 0}
+    slots = [
+        m.ShowSlot(
+            key=KEY, shard=0, lesson=1, slot=slot, index=1, name="value", dtype="int64", is_last=True, meta=meta
+        )
+        for slot in (0, 1)
+    ]  # fmt: skip
+    me.hear(HEAD, show)
+    for slot in slots:
+        me.hear(HEAD, slot, [0, 0, 0, 0])
+    me.entry(2, 0, 0, m.LogEntry(kind=m.Kind.PUSH, who=W0, clock=1))
+    me.hear(HEAD, slots[0], [0, 0, 0, 0])
+    me.hear(HEAD, show)
+    held = me.state.keys[KEY].shards[0]
+    assert held.log.index == 2
+    assert held.slots[0].dense.block.array.view(np.int64).tolist() == [1, 1, 1, 1]
+
+
+def test_a_manager_that_is_back_tells_who_is_here_before_it_tells_of_keys() -> None:
+    members = (HEAD, W0)
+    records = [
+        Term(term=1),
+        Published(number=1, joined=tuple(node(who) for who in members)),
+        NewKey(key=KEY, spec=spec(Sequential()), chains=((HEAD,),)),
+    ]
+    manager = ManagerState(ManagerConfig(num_servers=1, num_workers=1, term=2), Image(records))
+    said: list[str] = []
+    for who in members:
+        role = Role.WORKER if who == W0 else Role.SERVER
+        effects = manager.handle(Received(who, m.Join(role=role, pid=who, addresses=())), 0.0)
+        said += [type(one.message).__name__ for one in effects if isinstance(one, Send) and one.peer == HEAD]
+    assert said.index("Membership") < said.index("Place")
