@@ -152,6 +152,11 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @property
+    def full_name(self) -> str:
+        """As it is told where keys of several namespaces are named."""
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+    @property
     def size(self) -> int:
         return math.prod(self.shape)
 

@@ -79,6 +79,7 @@ class Lookup(Message, frozen=True):
 
     request: int
     name: str
+    namespace: str = ""
 
 
 class Declared(Message, frozen=True):
@@ -98,6 +99,7 @@ class Forget(Message, frozen=True):
     request: int
     name: str
     key: KeyId = KeyId(0)
+    namespace: str = ""
 
 
 class Place(Message, frozen=True):

@@ -128,6 +128,22 @@ class Cluster:
         self._engine.remove_server(name)
         self.num_servers -= 1
 
+    def share(self, namespace: str, *, workers: int = 1) -> Cluster:
+        """Another job on this cluster's servers: a cluster of its own workers, ranks and keys, under this name. Close it
+        before this one; its keys stay until they are deleted."""
+        self._check_open()
+        if not isinstance(namespace, str) or not namespace or "/" in namespace:
+            raise UsageError(f"namespace expects a name without '/', got {namespace!r:.60}")
+        if not isinstance(self._engine, ProcessEngine):
+            raise UsageError("share expects engine='processes'")
+        if type(workers) is not int or workers < 1:
+            raise UsageError(f"a job expects at least 1 worker, got {workers!r}")
+        job = object.__new__(Cluster)
+        job.num_servers, job.num_workers, job._is_open = self.num_servers, workers, True
+        job._engine = self._engine.share(namespace, workers)
+        job._engine.open()
+        return job
+
     def _check_open(self) -> None:
         if not self._is_open:
             raise UsageError("the cluster is closed")
@@ -149,15 +165,17 @@ class Cluster:
         return f"<Cluster {self.num_servers} servers, {self.num_workers} workers | {state}>"
 
 
-def connect(*, manager: str | None = None, token: str | None = None, rank: int | None = None) -> Store:
+def connect(
+    *, manager: str | None = None, token: str | None = None, rank: int | None = None, namespace: str | None = None
+) -> Store:
     """Join the cluster that this process was started in, as a worker: inside `windlass run`, or with the manager's
     address and the cluster's token given. Blocks until every node is there. Without arguments, a second call gives the
-    same store."""
-    is_default = manager is None and token is None and rank is None
+    same store. With a `namespace` it is another job's worker: keys, ranks and rounds are those of the namespace."""
+    is_default = manager is None and token is None and rank is None and namespace is None
     earlier = _joined() if is_default else None
     if earlier is not None:
         return earlier
-    config: NodeConfig = from_environment(manager=manager, token=token, rank=rank)
+    config: NodeConfig = from_environment(manager=manager, token=token, rank=rank, namespace=namespace)
     store = open_store(config)
     atexit.register(store.close)  # a script that just ends says goodbye like one that closes
     if is_default:

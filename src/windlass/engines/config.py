@@ -30,6 +30,7 @@ TOKEN_VARIABLE = "WINDLASS_TOKEN"
 RANK_VARIABLE = "WINDLASS_RANK"
 OPTIONS_VARIABLE = "WINDLASS_OPTIONS"
 LATE_VARIABLE = "WINDLASS_LATE"
+NAMESPACE_VARIABLE = "WINDLASS_NAMESPACE"
 RECORD_VARIABLE = "WINDLASS_RECORD"
 CHAOS_VARIABLE = "WINDLASS_CHAOS"
 
@@ -107,6 +108,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     state: str = ""  # "module:Class" of another state machine for this role; for tests that plant a mistake
     journal: str = ""  # the manager's
     is_late: bool = False  # a worker that comes to a run under way
+    namespace: str = ""
     is_return: bool = False  # a manager comes back: the cluster of its journal lives
     dead_pids: tuple[int, ...] = ()  # for a manager that comes back: nodes that have died meanwhile
     record: str = ""  # where this node notes down what it does, if it is traced
@@ -141,7 +143,14 @@ def open_store(config: NodeConfig) -> Store:
     """Join the cluster as a worker or as a driver. Blocks until the cluster is complete."""
     me = fresh_incarnation()
     hub = open_hub(me, config)
-    join = Join(role=config.role, pid=os.getpid(), addresses=(), rank=config.rank, is_late=config.is_late)
+    join = Join(
+        role=config.role,
+        pid=os.getpid(),
+        addresses=(),
+        rank=config.rank,
+        namespace=config.namespace,
+        is_late=config.is_late,
+    )
     options = config.options.for_store()
     recorder = open_recorder(config.record, me)
     state = WorkerState(me, join, config.manager, config.options.beat_seconds)
@@ -165,6 +174,7 @@ def environment(config: NodeConfig) -> dict[str, str]:
         OPTIONS_VARIABLE: msgspec.json.encode(config.options).decode(),
         RECORD_VARIABLE: config.record,
         LATE_VARIABLE: "1" if config.is_late else "",
+        NAMESPACE_VARIABLE: config.namespace,
     }
 
 
@@ -188,6 +198,7 @@ def from_environment(**overrides: Any) -> NodeConfig:
         options=options,
         record=os.environ.get(RECORD_VARIABLE, ""),
         is_late=bool(os.environ.get(LATE_VARIABLE)),
+        namespace=overrides.get("namespace") or os.environ.get(NAMESPACE_VARIABLE, ""),
     )
 
 

@@ -73,7 +73,7 @@ class ManagerState:
         )
         self.departed: list[Node] = []
         self._drivers: set[Incarnation] = set()
-        self._keys: dict[str, _Key] = {}
+        self._keys: dict[tuple[str, str], _Key] = {}  # by namespace and name
         self._by_id: dict[KeyId, _Key] = {}
         self.chart = Chart(config.replicas, config.shards_per_server)
         self._draining: dict[Incarnation, list[tuple[Incarnation, int]]] = {}  # servers that leave, and who asked
@@ -155,7 +155,7 @@ class ManagerState:
             charted = self.chart.restore(number, kept.spec, kept.chains, is_placed=kept.is_placed)
             holders = {server for chain in kept.chains for server in chain}
             key = _Key(number, kept.spec, charted, set() if kept.is_placed else holders)
-            self._keys[kept.spec.name] = self._by_id[number] = key
+            self._keys[_named(kept.spec)] = self._by_id[number] = key
             self._doubted |= {(number, shard) for shard in kept.doubted}
 
     @property
@@ -451,7 +451,7 @@ class ManagerState:
             self._early.append((peer, declare))
             return []
         spec = declare.spec
-        key = self._keys.get(spec.name)
+        key = self._keys.get(_named(spec))
         if key is None:
             try:
                 spec.check()
@@ -475,7 +475,7 @@ class ManagerState:
         holders = {server for chain in charted.chains for server in chain}
         key = _Key(charted.id, spec, charted, holders, waiting=[(peer, declare.request)])
         self._next_key += 1
-        self._keys[spec.name] = self._by_id[key.id] = key
+        self._keys[_named(spec)] = self._by_id[key.id] = key
         order = m.Place(key=key.id, spec=spec, chains=tuple(charted.chains))
         record = NewKey(key=key.id, spec=spec, chains=order.chains)
         return [Persist(record), *(Send(server, order) for server in servers if server in holders)]
@@ -511,23 +511,24 @@ class ManagerState:
         return effects + (self._replan() if is_new else [])
 
     def _on_lookup(self, peer: Incarnation, lookup: m.Lookup) -> list[Effect]:
-        key = self._keys.get(lookup.name)
+        key = self._keys.get((lookup.namespace, lookup.name))
         if key is None:
-            known = ", ".join(f"'{name}'" for name in sorted(self._keys)[:8]) or "none"
+            names = sorted(name for namespace, name in self._keys if namespace == lookup.namespace)
+            known = ", ".join(f"'{name}'" for name in names[:8]) or "none"
             reason = f"no key '{lookup.name}'; create it first (keys: {known})"
             return [Send(peer, m.Refused(request=lookup.request, is_usage=True, reason=reason))]
         key.waiting.append((peer, lookup.request))
         return self._answer(key)
 
     def _on_forget(self, peer: Incarnation, forget: m.Forget) -> list[Effect]:
-        key = self._keys.get(forget.name)
+        key = self._keys.get((forget.namespace, forget.name))
         if key is not None and forget.key not in (0, key.id):
             key = None  # that one is gone already; this is its successor
         effects = [] if key is None else self._drop(key)
         return [*effects, Send(peer, m.Done(request=forget.request, detail=key is not None))]
 
     def _drop(self, key: _Key) -> list[Effect]:
-        self._keys.pop(key.spec.name, None)
+        self._keys.pop(_named(key.spec), None)
         self._by_id.pop(key.id, None)
         self.chart.drop(key.id)
         order = m.Forget(request=0, name=key.spec.name, key=key.id)
@@ -544,7 +545,9 @@ class ManagerState:
             + [_plain(node, "alive") for node in sorted(self.nodes.values(), key=lambda n: (n.role, n.rank))]
             + [_plain(node, "gone") for node in self.departed],
             "keys": {
-                key.spec.name: {
+                key.spec.full_name: {
+                    "name": key.spec.name,
+                    "namespace": key.spec.namespace,
                     "id": key.id,
                     "shape": list(key.spec.shape),
                     "dtype": key.spec.dtype,
@@ -569,6 +572,10 @@ def _plain(node: Node, state: str) -> dict[str, Any]:
         "address": node.address,
         "state": state,
     }
+
+
+def _named(spec: KeySpec) -> tuple[str, str]:
+    return spec.namespace, spec.name
 
 
 def _difference(known: KeySpec, new: KeySpec) -> str:

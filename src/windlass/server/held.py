@@ -119,7 +119,7 @@ def inspect(server: Looked, peer: Incarnation, asked: m.Inspect) -> Any:
         "generation": str(server.members.generation),
         "pins": len(server.pins),
         "keys": {
-            key.spec.name: key.describe(server.members) | (key.counts() if asked.with_counts else {})
+            key.spec.full_name: key.describe(server.members) | (key.counts() if asked.with_counts else {})
             for key in server.keys.values()
         },
     }

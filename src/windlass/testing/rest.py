@@ -78,7 +78,7 @@ def final_values(world: World) -> dict[str, Array]:
     for shape in world.plan.keys:
         value = np.zeros(shape.size, np.int64)
         is_there = False
-        placed = world.manager._keys.get(shape.name)
+        placed = world.manager._keys.get(("", shape.name))
         for number, chain in enumerate(placed.charted.chains if placed is not None else ()):
             held = world.servers[chain[0]].keys.get(placed.id) if placed is not None and chain else None
             if held is None or number not in held.shards:

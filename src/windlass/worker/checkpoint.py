@@ -49,7 +49,8 @@ def write_slots(client: Client, declared: m.Declared, slots: Sequence[SavedSlot]
 
 
 def _look_up(client: Client, name: str) -> m.Declared:
-    declared, _ = client.request(MANAGER, lambda n: m.Lookup(request=n, name=name), f"save '{name}'")
+    look_up = partial(m.Lookup, name=name, namespace=client.state.namespace)
+    declared, _ = client.request(MANAGER, lambda n: look_up(request=n), f"save '{name}'")
     found: m.Declared = declared
     return found
 

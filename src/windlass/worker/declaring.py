@@ -35,6 +35,11 @@ class Declaring:
         self._locks: dict[str, threading.Lock] = {}
 
     @property
+    def namespace(self) -> str:
+        """Whose keys this store's are: jobs of different namespaces on the same servers do not meet."""
+        return self._client.state.namespace
+
+    @property
     def is_driver(self) -> bool:
         return self._client.state.role is Role.DRIVER
 
@@ -80,6 +85,7 @@ class Declaring:
             consistency=policy,
             chunk_bytes=self.options.chunk_bytes,
             priority=priority,
+            namespace=self.namespace,
         )
         spec.check()
         with self._opening(key):
@@ -176,7 +182,10 @@ class Declaring:
         key_id = known.key.id if known is not None else KeyId(0)
         if known is not None:
             self._client.disuse(known.key)
-        self._client.request(MANAGER, lambda n: m.Forget(request=n, name=key, key=key_id), f"delete('{key}')")
+        self._client.request(MANAGER, lambda n: self._forget(n, key, key_id), f"delete('{key}')")
+
+    def _forget(self, request: int, name: str, key: KeyId) -> m.Forget:
+        return m.Forget(request=request, name=name, key=key, namespace=self.namespace)
 
     def _opening(self, key: str) -> threading.Lock:
         """Held while a key is opened: two threads that both began to count its pushes would take each other's for

@@ -93,6 +93,10 @@ class WorkerState:
                 return []
 
     @property
+    def namespace(self) -> str:
+        return self._join.namespace
+
+    @property
     def is_late(self) -> bool:
         """Whether this worker came to a run under way."""
         return self._join.is_late

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -62,7 +63,8 @@ class Store(Declaring):
                 entry = self._entries.get(key)
                 if entry is None:
                     what = f"looking for '{key}'"
-                    declared, _ = self._client.request(MANAGER, lambda n: m.Lookup(request=n, name=key), what)
+                    look_up = partial(m.Lookup, name=key, namespace=self.namespace)
+                    declared, _ = self._client.request(MANAGER, lambda n: look_up(request=n), what)
                     entry = self._open(declared, "numpy", None)
         return entry
 
@@ -372,8 +374,12 @@ class Store(Declaring):
         return self._client.finished_ranks
 
     def keys(self) -> list[str]:
-        """The names of all keys, whoever made them."""
-        return sorted(name for name in self._manager_says()["keys"] if not name.startswith(RESERVED))
+        """The names of all keys of this namespace, whoever made them."""
+        return [name for name in self._every_name() if not name.startswith(RESERVED)]
+
+    def _every_name(self) -> list[str]:
+        keys = self._manager_says()["keys"].values()
+        return sorted(key["name"] for key in keys if key["namespace"] == self.namespace)
 
     def version(self, key: str) -> int:
         """How many updates the key has taken; does not wait for anybody's push."""
@@ -411,7 +417,7 @@ class Store(Declaring):
         step-000042 after 42 rounds, unless it gets a name; one of the same name is replaced. `keep=3` then removes
         all but the three newest numbered ones.
         """
-        return checkpoint.save(self._client, self._counts, self._manager_says()["keys"], path, name, keep)
+        return checkpoint.save(self._client, self._counts, self._every_name(), path, name, keep)
 
     def load(self, path: str | PathLike[str]) -> None:
         """Give the keys of this store the values and optimizer state they had. Each must be declared as it was.
