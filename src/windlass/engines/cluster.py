@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from windlass.engines._sharing import SharedEngine
 from windlass.engines.config import OWN_LEDGER, NodeConfig, Options, from_environment, open_store
 from windlass.engines.processes import ProcessEngine, check_replicas, check_transport
 from windlass.engines.threads import ThreadEngine
@@ -129,8 +130,8 @@ class Cluster:
         self.num_servers -= 1
 
     def share(self, namespace: str, *, workers: int = 1) -> Cluster:
-        """Another job on this cluster's servers: a cluster of its own workers, ranks and keys, under this name. Close it
-        before this one; its keys stay until they are deleted."""
+        """Another job on this cluster's servers: a cluster of its own workers, ranks and keys, under this name. Close
+        it before this one; its keys stay until they are deleted."""
         self._check_open()
         if not isinstance(namespace, str) or not namespace or "/" in namespace:
             raise UsageError(f"namespace expects a name without '/', got {namespace!r:.60}")
@@ -140,7 +141,7 @@ class Cluster:
             raise UsageError(f"a job expects at least 1 worker, got {workers!r}")
         job = object.__new__(Cluster)
         job.num_servers, job.num_workers, job._is_open = self.num_servers, workers, True
-        job._engine = self._engine.share(namespace, workers)
+        job._engine = SharedEngine(self._engine, namespace, workers)
         job._engine.open()
         return job
 

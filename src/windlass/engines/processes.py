@@ -40,9 +40,9 @@ class ProcessEngine:
         self, *, servers: int, workers: int, transport: str, options: Options, server_state: str, has_workers: bool
     ) -> None:
         self.ledger = take_ledger(options)
-        self._options = options = msgspec.structs.replace(options, chaos=self.ledger.path if self.ledger else "")
+        self.options = options = msgspec.structs.replace(options, chaos=self.ledger.path if self.ledger else "")
         self._owner = os.getpid()
-        self._transport = transport
+        self.transport = transport
         self._counts = (servers, workers)
         self._server_state = server_state
         self._has_workers = has_workers  # else they come by themselves: `windlass run`
@@ -72,7 +72,7 @@ class ProcessEngine:
 
     def _start(self) -> None:
         servers, workers = self._counts
-        if not self._options.journal:
+        if not self.options.journal:
             self._journal = os.memfd_create("windlass-journal")
         manager = self._spawn("manager", "run_manager", Role.MANAGER, 0)
         try:
@@ -96,8 +96,12 @@ class ProcessEngine:
         return self._spawn("manager", "run_manager", Role.MANAGER, 0, dead_pids=tuple(ended))
 
     @property
+    def num_servers(self) -> int:
+        return self._counts[0]
+
+    @property
     def on_worker_loss(self) -> str:
-        return self._options.on_worker_loss
+        return self.options.on_worker_loss
 
     @property
     def has_failed(self) -> bool:
@@ -106,7 +110,7 @@ class ProcessEngine:
 
     @property
     def has_replicas(self) -> bool:
-        return self._options.replicas > 0
+        return self.options.replicas > 0
 
     def _fail(self, reason: str) -> None:
         """There is no manager, and none will be."""
@@ -124,11 +128,11 @@ class ProcessEngine:
 
     def config(self, role: Role, rank: int) -> NodeConfig:
         forms = {"shm": ("unix",), "tcp": ("tcp:127.0.0.1:0",), "tls": ("tls:127.0.0.1:0",)}
-        listen: tuple[str, ...] = forms[self._transport] if role in (Role.MANAGER, Role.SERVER) else ()
+        listen: tuple[str, ...] = forms[self.transport] if role in (Role.MANAGER, Role.SERVER) else ()
         journal = ""
         if role is Role.MANAGER:
             listen = self.manager or listen
-            journal = self._options.journal or f"/proc/{os.getpid()}/fd/{self._journal}"
+            journal = self.options.journal or f"/proc/{os.getpid()}/fd/{self._journal}"
         is_traced = role in (Role.SERVER, Role.WORKER)
         return NodeConfig(
             role=role,
@@ -139,7 +143,7 @@ class ProcessEngine:
             num_servers=self._counts[0],
             num_workers=self._counts[1],
             state=self._server_state if role is Role.SERVER else "",
-            options=self._options,
+            options=self.options,
             journal=journal,
             is_return=bool(self.manager),
             record=self.collector.record(f"{role}-{rank}") if self.collector is not None and is_traced else "",
@@ -201,7 +205,7 @@ class ProcessEngine:
         crew = Crew(self._replace, self._departed, _died)
         waiting: list[Child] = []
         try:
-            run = self._run = Run(order, workers, self._options.on_worker_loss, crew)
+            run = self._run = Run(order, workers, self.options.on_worker_loss, crew)
             try:
                 return run.finish()
             finally:
@@ -219,7 +223,7 @@ class ProcessEngine:
         me = self._members[child.name]
         if me in state.nodes or me not in state.departed or child.poll() is not None:
             return ""
-        lease = self._options.worker_lease_seconds
+        lease = self.options.worker_lease_seconds
         return f"{child.name} (pid {child.pid}) was not heard of for {lease:g} s (worker_lease_seconds)"
 
     def _fill_seats(self) -> None:

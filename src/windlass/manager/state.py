@@ -72,7 +72,7 @@ class ManagerState:
             addresses=config.addresses,
         )
         self.departed: list[Node] = []
-        self._drivers: set[Incarnation] = set()
+        self._drivers: dict[Incarnation, str] = {}  # and their namespaces
         self._keys: dict[tuple[str, str], _Key] = {}  # by namespace and name
         self._by_id: dict[KeyId, _Key] = {}
         self.chart = Chart(config.replicas, config.shards_per_server)
@@ -137,7 +137,8 @@ class ManagerState:
             case m.Beat():
                 return [Send(peer, m.Beat(sent=message.sent, is_answer=True))]
             case m.Abort():
-                return [Send(node.incarnation, message) for node in self._of(Role.WORKER)]
+                mine = self._drivers.get(peer, "")
+                return [Send(node.incarnation, message) for node in self._of(Role.WORKER) if node.namespace == mine]
             case _:
                 return [Log("warning", f"{self._name(peer)} sent the manager {type(message).__name__}; ignored")]
 
@@ -171,8 +172,8 @@ class ManagerState:
     def _hear(self, recovery: Recovery, event: Received) -> list[Effect]:
         peer, message = event.peer, event.message
         match message:
-            case m.Join(role=Role.DRIVER):
-                self._drivers.add(peer)
+            case m.Join(role=Role.DRIVER, namespace=namespace):
+                self._drivers[peer] = namespace
             case m.Join() if peer in self.nodes:
                 recovery.come(peer)
                 self._heard[peer] = self._now
@@ -185,7 +186,7 @@ class ManagerState:
         return self._recover(recovery)
 
     def _miss(self, recovery: Recovery, peer: Incarnation, *, is_certain: bool) -> list[Effect]:
-        self._drivers.discard(peer)
+        self._drivers.pop(peer, None)
         self._heard.pop(peer, None)
         recovery.go(peer, is_certain=is_certain)
         return self._recover(recovery)
@@ -236,7 +237,7 @@ class ManagerState:
         if join.role is Role.MANAGER:
             return [Hangup(peer, "there is one manager already")]
         if join.role is Role.DRIVER:
-            self._drivers.add(peer)
+            self._drivers[peer] = join.namespace
             known = self._membership("the driver joined", self.chart.moves())
             return [Send(peer, known)] if self.is_complete else []
         if peer in self.nodes:
@@ -314,7 +315,7 @@ class ManagerState:
         return [Log("warning", f"{self._name(peer)} is gone: {reason}; its seat is kept until another takes it")]
 
     def _on_gone(self, peer: Incarnation, reason: str, *, is_certain: bool) -> list[Effect]:
-        self._drivers.discard(peer)
+        self._drivers.pop(peer, None)
         self._heard.pop(peer, None)
         node = self.nodes.pop(peer, None)
         if node is None:
