@@ -54,6 +54,7 @@ class Membership(Message, frozen=True):
     reason: str
     moves: tuple[Move, ...] = ()
     dead: tuple[Incarnation, ...] = ()
+    checkpoint: str = ""  # where the last complete one is that the manager was told of
 
 
 class Abort(Message, frozen=True):
@@ -304,6 +305,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fa
     names: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     meta: dict[str, Any] | None = None
+    count: int = -1  # as in Restore
 
 
 class Replicate(Message, frozen=True):
@@ -426,29 +428,66 @@ class Inspect(Message, frozen=True):
     key: KeyId = KeyId(0)
 
 
+class Freeze(Message, frozen=True):
+    """Worker or driver to the head of a shard: keep it for me, as snapshot `snapshot`, as it is after round `round`; a
+    shard of a bounded or eventual key as it is now. With a round of None, keep nothing, only tell. The answer is
+    Frozen, at once; asked again for a round that is still to come, it tells whether that has come."""
+
+    request: int
+    key: KeyId
+    shard: int
+    snapshot: int
+    round: int | None = None
+
+
+class Frost(Enum):
+    """What has become of a Freeze."""
+
+    FROZEN = "frozen"
+    AHEAD = "ahead"  # the round is still to come
+    MISSED = "missed"  # it has gone by
+    EMPTY = "empty"  # the key has no first value yet
+
+
+class Frozen(Message, frozen=True):
+    """Head to whoever saves: how the shard is kept, and after how many updates: then, if it is frozen, else now."""
+
+    request: int
+    frost: Frost
+    count: int
+
+
+class Thaw(Message, frozen=True):
+    """Whoever saves to servers: I need nothing more of my snapshots up to this one."""
+
+    snapshot: int
+
+
 class Dump(Message, frozen=True):
-    """Worker or driver to server: array number `part` of what one slot is made of, to be saved. The answer is
-    Dumped."""
+    """Whoever saves to head: array number `part` of what one slot was made of, in this snapshot. The answer is Dumped.
+    After its last array nothing is kept of the slot any more."""
 
     request: int
     key: KeyId
     slot: int
     part: int
+    snapshot: int = 0
 
 
 class Dumped(Message, frozen=True):
     """Server to whoever asked: the names and dtypes of all arrays of the slot, what else is needed to read them back,
-    and as data the one array that was asked for."""
+    and as data the one array that was asked for. Without names: it is not kept here any more. `pins` as in Pulled."""
 
     request: int
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
     meta: dict[str, Any]
+    pins: tuple[int, ...] = ()
 
 
 class Restore(Message, frozen=True):
     """Worker or driver to server: array `name` of what this slot is to become. Answered with Done; the last one makes
-    it so."""
+    it so. `count` is how many updates the key had taken (-1: not known), and the shard counts on from there."""
 
     request: int
     key: KeyId
@@ -457,6 +496,14 @@ class Restore(Message, frozen=True):
     dtype: str
     meta: dict[str, Any]
     is_last: bool
+    count: int = -1
+
+
+class Saved(Message, frozen=True):
+    """Whoever saved to the manager: this checkpoint is complete, or was loaded. Answered with Done."""
+
+    request: int
+    path: str
 
 
 AnyMessage = (
@@ -497,7 +544,11 @@ AnyMessage = (
     | Drain
     | Beat
     | Inspect
+    | Freeze
+    | Frozen
+    | Thaw
     | Dump
     | Dumped
     | Restore
+    | Saved
 )

@@ -52,9 +52,15 @@ class Published(Record, frozen=True):
     moves: tuple[Move, ...] = ()
 
 
+class Checkpointed(Record, frozen=True):
+    """The last complete checkpoint is there."""
+
+    path: str
+
+
 NOBODY = Incarnation(0)
 
-AnyRecord = Term | NewKey | KeyPlaced | KeyDropped | Published
+AnyRecord = Term | NewKey | KeyPlaced | KeyDropped | Published | Checkpointed
 
 
 class KeyImage(msgspec.Struct):
@@ -87,6 +93,7 @@ class Image:
         self.dead: set[Incarnation] = set()
         self.keys: dict[KeyId, KeyImage] = {}
         self.dropped: dict[KeyId, str] = {}
+        self.checkpoint = ""
         for record in records:
             self.apply(record)
 
@@ -104,6 +111,8 @@ class Image:
                 self.dropped[key] = self.keys.pop(key).spec.name
             case Published():
                 self._publish(record)
+            case Checkpointed(path=path):
+                self.checkpoint = path
 
     def _publish(self, published: Published) -> None:
         self.number = published.number
@@ -125,6 +134,8 @@ class Image:
         if self.number:
             everybody = (*self.departed.values(), *self.nodes.values())
             yield Published(number=self.number, joined=everybody, left=tuple(self.departed), dead=tuple(self.dead))
+        if self.checkpoint:
+            yield Checkpointed(path=self.checkpoint)
         for key, image in self.keys.items():
             yield from _doubts(key, image, self.number)
 

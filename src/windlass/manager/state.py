@@ -22,7 +22,7 @@ from windlass._wire.effects import Effect, Event, Hangup, LinkDown, Log, Persist
 from windlass.errors import UsageError
 from windlass.manager.chart import Chart, Charted, Steps
 from windlass.manager.placement import SHARDS_PER_SERVER
-from windlass.manager.records import Image, KeyDropped, KeyPlaced, NewKey, Published
+from windlass.manager.records import Checkpointed, Image, KeyDropped, KeyPlaced, NewKey, Published
 from windlass.manager.recovery import Recovery
 from windlass.types import MANAGER, Generation, Incarnation, KeyId, KeySpec, Node, Role
 
@@ -81,6 +81,7 @@ class ManagerState:
         self._recovery: Recovery | None = None
         self._doubted: set[tuple[KeyId, int]] = set()  # shards that somebody who was silent may still speak for
         self._back_at = 0.0  # since when everybody has known who is not a member any more
+        self.checkpoint = ""  # the last complete one
         if image is not None and image.number:
             self._restore(image)
 
@@ -129,6 +130,9 @@ class ManagerState:
                 return self._on_drain(peer, message)
             case m.Beat():
                 return [Send(peer, m.Beat(sent=message.sent, is_answer=True))]
+            case m.Saved(path=path):
+                self.checkpoint = path
+                return [Persist(Checkpointed(path=path)), Send(peer, m.Done(request=message.request))]
             case m.Abort():
                 return [Send(node.incarnation, message) for node in self._of(Role.WORKER)]
             case _:
@@ -142,6 +146,7 @@ class ManagerState:
         self._written = set(image.nodes)
         self.departed = list(image.departed.values())
         self._next_key = image.next_key
+        self.checkpoint = image.checkpoint
         for node in sorted(self._of(Role.SERVER), key=lambda node: node.rank):
             self.chart.join(node.incarnation, node.rank, is_late=False)
         for number, kept in image.keys.items():
@@ -398,7 +403,10 @@ class ManagerState:
     ) -> m.Membership:
         nodes = sorted(self.nodes.values(), key=lambda node: (node.role, node.rank))
         term, number = self.generation
-        return m.Membership(term=term, number=number, nodes=tuple(nodes), reason=reason, moves=tuple(moves), dead=dead)
+        return m.Membership(
+            term=term, number=number, nodes=tuple(nodes), reason=reason, moves=tuple(moves), dead=dead,
+            checkpoint=self.checkpoint,
+        )  # fmt: skip
 
     def _of(self, role: Role) -> list[Node]:
         return [node for node in self.nodes.values() if node.role is role]
@@ -503,6 +511,7 @@ class ManagerState:
         names = {node.incarnation: node.name for node in (*self.departed, *self.nodes.values())}
         return {
             "generation": str(self.generation),
+            "checkpoint": self.checkpoint,
             "nodes": [_plain(self._self, "alive")]
             + [_plain(node, "alive") for node in sorted(self.nodes.values(), key=lambda n: (n.role, n.rank))]
             + [_plain(node, "gone") for node in self.departed],

@@ -25,7 +25,13 @@ class ArrivalShard(Shard):
         return self.clocks.lowest(self.members.live)[0]
 
     def slot_version(self, slot: HeldSlot) -> int:
-        return self.version
+        return self.version + self.base
+
+    def current_count(self) -> int:
+        return self.version + self.base
+
+    def moment(self, count: int | None) -> int | None:
+        return None if count is None else -1
 
     def admit(self, peer: Incarnation, push: m.Push) -> Admission:
         admission = self.clocks.admit(peer, push.clock)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from windlass.server.pins import Pins
 from windlass.types import Chain, Generation, Incarnation, Memory
+
+if TYPE_CHECKING:
+    from windlass.server.freezing import Freezer
 
 
 @dataclass(slots=True)
@@ -31,6 +35,7 @@ class Host:
     memory: Memory
     pins: Pins
     members: Members
+    freezer: Freezer
 
 
 @dataclass(slots=True)

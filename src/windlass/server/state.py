@@ -32,7 +32,8 @@ from windlass._wire.effects import (
 )
 from windlass.errors import UsageError
 from windlass.server.arrival import ArrivalShard
-from windlass.server.held import AnyShard, HeldKey, dump, misfit, misread, refusal
+from windlass.server.freezing import Freezer
+from windlass.server.held import AnyShard, HeldKey, misfit, misread, refusal
 from windlass.server.host import Host, Members, Routes
 from windlass.server.log import Standing, Teaching
 from windlass.server.pins import Pins
@@ -83,7 +84,8 @@ class ServerState:
         self.nodes: dict[Incarnation, Node] = {}
         self._memory = memory
         self._pins = Pins(memory)
-        self._host = Host(me, memory, self._pins, self.members)
+        self.freezer = Freezer(me, self._pins, memory)
+        self._host = Host(me, memory, self._pins, self.members, self.freezer)
         self._now = 0.0
         self._linked: set[Incarnation] = set()
         self._early: dict[Incarnation, list[Received]] = {}
@@ -238,8 +240,11 @@ class ServerState:
                 return [Log("warning", f"cannot hand over what it holds: {reason}; it ends with it, after its notice")]
             case m.Read() | m.Commit():
                 return self._on_order(peer, message)
-            case m.Pull() | m.Init() | m.Write() | m.Attach() | m.Dump() | m.Restore():
+            case m.Pull() | m.Init() | m.Write() | m.Attach() | m.Freeze() | m.Dump() | m.Restore():
                 return self._on_key(event, message)
+            case m.Thaw(snapshot=snapshot):
+                self.freezer.thaw(peer, snapshot)
+                return []
             case _:
                 return [Log("warning", f"incarnation {peer} sent a server {type(message).__name__}; ignored")]
 
@@ -265,6 +270,8 @@ class ServerState:
                 )
                 return [Send(peer, pulled)]
             return [Recycle(data), Send(peer, m.Refused(request=message.request, is_usage=True, reason=problem))]
+        if isinstance(message, m.Dump):  # of what was told to be frozen, and so was safe
+            return shard.dump(peer, message)
         return self._told(shard, self._ask_shard(shard, peer, message, data))
 
     def _ask_shard(self, shard: AnyShard, peer: Incarnation, message: Any, data: tuple[Bytes, ...]) -> list[Effect]:
@@ -278,8 +285,8 @@ class ServerState:
             case m.Write():
                 shard.stage_write(peer, message, data)
                 return [Recycle(data), Send(peer, m.Done(request=message.request))]
-            case m.Dump():
-                return dump(peer, shard, message)
+            case m.Freeze():
+                return shard.freeze(peer, message)
             case m.Restore():
                 return self._restore(peer, shard, message, data)
         return []
@@ -445,6 +452,7 @@ class ServerState:
             if is_server and node.incarnation not in self._linked:
                 effects.append(Dial(node.incarnation, node.addresses))
         for who in departed:
+            self.freezer.drop_saver(who)
             if who not in self._linked:  # else it may still be reading; the end of its link will tell
                 self._pins.release_all(who)
         moved = self._on_moves(membership)
@@ -544,6 +552,7 @@ class ServerState:
         for begun in [begun for begun in self._restoring if begun[0] == peer]:
             del self._restoring[begun]
         self._horizons.pop(peer, None)
+        self.freezer.drop_saver(peer)
         if peer not in self.nodes:  # a member may be in the middle of reading: Hold will tell
             self._pins.release_all(peer)
         for shard in self._shards():
@@ -607,7 +616,7 @@ class ServerState:
         if not restore.is_last:
             return [Recycle(data), Send(peer, m.Done(request=restore.request))]
         del self._restoring[(peer, shard.id, restore.slot)]
-        unit = Restored(restore.slot, arrays, restore.meta, (peer, restore.request))
+        unit = Restored(restore.slot, arrays, restore.meta, (peer, restore.request), restore.count)
         return [Recycle(data), *shard.restore(unit)]
 
     # --- looking ----------------------------------------------------------------------------------------------------
@@ -622,5 +631,6 @@ class ServerState:
         return {
             "generation": str(self.members.generation),
             "pins": len(self._pins),
+            "frozen": len(self.freezer),
             "keys": {key.spec.name: key.describe(self.members) for key in self.keys.values()},
         }

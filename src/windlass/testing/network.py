@@ -75,6 +75,8 @@ class Shots:
     additions: int = 0
     drains: int = 0
     restarts: int = 0
+    snapshots: int = 0
+    melted: int = 0  # snapshots that had to begin anew
 
     def add(self, other: Shots) -> None:
         for name in self.__slots__:
