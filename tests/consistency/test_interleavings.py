@@ -101,6 +101,24 @@ def test_managers_may_die_and_be_followed_by_others_whatever_else_happens() -> N
     assert shots.departures > 100
 
 
+def test_a_snapshot_is_one_round_everywhere_when_nothing_goes_wrong() -> None:
+    shots = _explore(range(150), replace(CALM, clock=(4, 8), savers=1))
+    assert shots.snapshots > 250
+    assert shots.melted > 10
+
+
+def test_a_snapshot_is_one_round_everywhere_whatever_breaks_dies_joins_or_leaves() -> None:
+    limits = replace(
+        CALM, servers=(2, 4), replicas=(0, 2), breaks=3, departures=1, zombies=1, joins=1, crashes=2, deposed=1,
+        additions=1, drains=1, restarts=1, savers=1,
+    )  # fmt: skip
+    shots = _explore(range(600), limits)
+    assert shots.snapshots > 500
+    assert shots.melted > 40
+    assert shots.crashes > 100
+    assert shots.deposed > 50
+
+
 def test_a_seed_repeats_its_run_message_by_message() -> None:
     first, second = (explore(7, tells=True) for _ in range(2))
     assert first.story == second.story

@@ -35,7 +35,7 @@ class Which(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Kept:
+class Kept:
     dense: DenseSlot
     frozen: FrozenSlot
     pin: int
@@ -46,7 +46,7 @@ class FrozenShard:
     """`count` is how many updates the key had taken."""
 
     count: int
-    slots: dict[int, _Kept]
+    slots: dict[int, Kept]
 
 
 class Freezer:
@@ -78,12 +78,13 @@ class Freezer:
         if which not in self._asked:
             return self._frozen.get(which)
         self._asked.discard(which)
-        kept = {number: self._keep(slot.dense) for number, slot in slots.items()}
+        kept = {number: self.keep(slot.dense) for number, slot in slots.items()}
         self._frozen[which] = FrozenShard(count, kept)
         return self._frozen[which]
 
-    def _keep(self, dense: DenseSlot) -> _Kept:
-        return _Kept(dense, dense.freeze(), self._pins.pin(self._me, dense.block))
+    def keep(self, dense: DenseSlot) -> Kept:
+        """From now on the slot changes elsewhere."""
+        return Kept(dense, dense.freeze(), self._pins.pin(self._me, dense.block))
 
     def read(self, which: Which, wanted: m.Dump) -> Send:
         """One array of a slot; after the last one the slot is given back."""
@@ -106,7 +107,7 @@ class Freezer:
         dumped = m.Dumped(request=wanted.request, names=names, dtypes=dtypes, meta=kept.frozen.meta, pins=pins)
         return Send(which.saver, dumped, (block,), pins)
 
-    def _block(self, kept: _Kept, array: np.ndarray[tuple[int], np.dtype[np.uint8]], is_value: bool) -> Block:
+    def _block(self, kept: Kept, array: np.ndarray[tuple[int], np.dtype[np.uint8]], is_value: bool) -> Block:
         """The array where its reader finds it: the value's own block, or a copy in memory that can be shared."""
         if array.nbytes <= COPIED_BYTES:
             return Block(array.copy())
@@ -116,7 +117,7 @@ class Freezer:
         block.array[:] = array
         return block
 
-    def _give_back(self, kept: _Kept) -> None:
+    def _give_back(self, kept: Kept) -> None:
         kept.dense.thaw(kept.frozen)
         self._pins.release(kept.pin)
 

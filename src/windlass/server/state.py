@@ -75,6 +75,7 @@ class ServerConfig:
 class ServerState:
     sequential_shard: type[SequentialShard] = SequentialShard
     arrival_shard: type[ArrivalShard] = ArrivalShard
+    freezer_kind: type[Freezer] = Freezer
 
     def __init__(self, me: Incarnation, memory: Memory, config: ServerConfig) -> None:
         self.me = me
@@ -84,7 +85,7 @@ class ServerState:
         self.nodes: dict[Incarnation, Node] = {}
         self._memory = memory
         self._pins = Pins(memory)
-        self.freezer = Freezer(me, self._pins, memory)
+        self.freezer = self.freezer_kind(me, self._pins, memory)
         self._host = Host(me, memory, self._pins, self.members, self.freezer)
         self._now = 0.0
         self._linked: set[Incarnation] = set()

@@ -10,15 +10,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
 from windlass.consistency import Admission, Keeper, Verdict, may_pull
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.arrival import ArrivalShard
+from windlass.server.freezing import Freezer, Kept
 from windlass.server.log import Log
 from windlass.server.sequential import SequentialShard
 from windlass.server.state import ServerState
 from windlass.server.units import HeldSlot
+from windlass.store.dense import DenseSlot
 from windlass.testing.explorer import Limits
 from windlass.types import Bounded, Eventual, Generation, Incarnation, Sequential
 
@@ -240,6 +244,40 @@ class ForgetsClocks(ServerState):
     arrival_shard = _StartsWithoutCounts
 
 
+# --- snapshots --------------------------------------------------------------------------------------------------------
+
+
+class _WritesInPlace(Freezer):
+    def keep(self, dense: DenseSlot) -> Kept:
+        kept = super().keep(dense)
+        self._pins.release(kept.pin)
+        return kept
+
+
+class SavesWhatChanges(ServerState):
+    """Goes on writing where a saver reads: it does not copy on write."""
+
+    freezer_kind = _WritesInPlace
+
+
+class _FreezesNow(SequentialShard):
+    def freeze(self, peer: Incarnation, wanted: m.Freeze) -> list[Effect]:
+        if wanted.round is None:
+            return super().freeze(peer, wanted)
+        now = msgspec.structs.replace(wanted, round=self.current_count())
+        return [
+            Send(one.peer, msgspec.structs.replace(one.message, count=wanted.round))
+            if isinstance(one, Send) and isinstance(one.message, m.Frozen) else one
+            for one in super().freeze(peer, now)
+        ]  # fmt: skip
+
+
+class FreezesNow(ServerState):
+    """Freezes a shard when it is asked, not after the round that it is asked for."""
+
+    sequential_shard = _FreezesNow
+
+
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 
@@ -320,6 +358,18 @@ MUTANTS = {
                 _CHAINED, servers=(2, 2), workers=(3, 4), keys=(1, 1), clock=(10, 14), crashes=0, deposed=1,
                 consistencies=(Eventual(),),
             ),
+            False,
+        ),
+        Mutant(
+            SavesWhatChanges,
+            frozenset({"sequential", "order", "acknowledged", "once", "never made"}),
+            replace(_CALM, clock=(4, 8), keys=(1, 1), savers=1, consistencies=_ROUNDS),
+            False,
+        ),
+        Mutant(
+            FreezesNow,
+            frozenset({"sequential", "departed"}),
+            replace(_CALM, servers=(2, 3), clock=(4, 8), savers=1, consistencies=_ROUNDS),
             False,
         ),
         Mutant(

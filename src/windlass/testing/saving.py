@@ -86,14 +86,14 @@ class Saver(Reader):
                 return end.value
             got: dict[int, Any] = {}
             for number, ask in enumerate(asks):
-
-                def finish(
-                    answer: Any, data: tuple[Bytes, ...], error: WindlassError | None, number: int = number
-                ) -> None:
-                    self.error = self.error or error
-                    got[number] = (answer, tuple(part.copy() for part in data))
-
-                self.submit(Request(ask.to, ask.make, finish))
+                self.submit(Request(ask.to, ask.make, self._into(got, number)))
             yield lambda got=got, asks=asks: len(got) == len(asks)
             self._check()
             answers = [got[number] for number in range(len(asks))]
+
+    def _into(self, got: dict[int, Any], number: int) -> Any:
+        def finish(answer: Any, data: tuple[Bytes, ...], error: WindlassError | None) -> None:
+            self.error = self.error or error
+            got[number] = (answer, tuple(part.copy() for part in data))
+
+        return finish
