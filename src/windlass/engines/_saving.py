@@ -10,7 +10,7 @@ from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, Protocol
 
-from windlass.errors import UsageError, WindlassError
+from windlass.errors import LostRange, UsageError, WindlassError
 from windlass.types import Role
 from windlass.worker.driver import DriverStore
 
@@ -74,16 +74,21 @@ class Autosave:
 
     def _run(self) -> None:
         while not self._is_over.wait(self._plan.every_seconds):
-            self._save(f"it is tried again in {self._plan.every_seconds:g} s")
+            if not self._save(f"it is tried again in {self._plan.every_seconds:g} s"):
+                return
 
-    def _save(self, then: str) -> None:
+    def _save(self, then: str) -> bool:
+        """Whether it makes sense to go on: what is lost cannot be saved later either, and the run will hear of it."""
         try:
             store = self._store()
             if store.keys():
                 store.save(self._plan.path, keep=self._plan.keep)
+        except LostRange:
+            return False
         except WindlassError as error:
             if not self._is_over.is_set() or self._thread is not threading.current_thread():
                 log.warning("no checkpoint was saved to '%s': %s; %s", self._plan.path, error, then)
+        return True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

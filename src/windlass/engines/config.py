@@ -27,6 +27,7 @@ TOKEN_VARIABLE = "WINDLASS_TOKEN"
 RANK_VARIABLE = "WINDLASS_RANK"
 OPTIONS_VARIABLE = "WINDLASS_OPTIONS"
 RECORD_VARIABLE = "WINDLASS_RECORD"
+AWAITED_VARIABLE = "WINDLASS_AWAITED"
 
 JOIN_SECONDS = 60.0
 BEACON = "windlass-cluster"
@@ -81,6 +82,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     is_return: bool = False  # a manager comes back: the cluster of its journal lives
     dead_pids: tuple[int, ...] = ()  # for a manager that comes back: nodes that have died meanwhile
     record: str = ""  # where this node notes down what it does, if it is traced
+    num_awaited: int = 0  # a worker begins when so many are there: after a restart, say
     options: Options = msgspec.field(default_factory=Options)
 
 
@@ -107,6 +109,7 @@ def open_store(config: NodeConfig) -> Store:
     client = make_client(hub, WorkerState(me, join, config.manager), options, is_eager=False, recorder=recorder)
     try:
         client.join(config.manager, JOIN_SECONDS)
+        client.await_workers(config.num_awaited, JOIN_SECONDS)
     except BaseException:
         hub.close()
         raise
@@ -121,6 +124,7 @@ def environment(config: NodeConfig) -> dict[str, str]:
         RANK_VARIABLE: str(config.rank),
         OPTIONS_VARIABLE: msgspec.json.encode(config.options).decode(),
         RECORD_VARIABLE: config.record,
+        AWAITED_VARIABLE: str(config.num_awaited),
     }
 
 
@@ -143,6 +147,7 @@ def from_environment(**overrides: Any) -> NodeConfig:
         manager=tuple(manager.split(",")),
         options=options,
         record=os.environ.get(RECORD_VARIABLE, ""),
+        num_awaited=int(os.environ.get(AWAITED_VARIABLE, "0")),
     )
 
 

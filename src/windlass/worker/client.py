@@ -353,8 +353,15 @@ class Client:
     def meet(self, workers: Collection[Incarnation], timeout: float) -> None:
         """Wait until the generation's workers are these: not some of those who sat here before, and nobody missing.
         Who does not come within `timeout` is not waited for: what the run does with the others will tell."""
+        self._step_until(lambda: self.state.workers == set(workers), timeout)
+
+    def await_workers(self, number: int, timeout: float) -> None:
+        """Wait until the generation has so many workers; not for longer than `timeout`."""
+        self._step_until(lambda: len(self.state.workers) >= number, timeout)
+
+    def _step_until(self, is_so: Callable[[], bool], timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while self.state.workers != set(workers) and self.state.failure is None and time.monotonic() < deadline:
+        while not is_so() and self.state.failure is None and time.monotonic() < deadline:
             with self._shield:
                 self._turn.take()
                 try:
