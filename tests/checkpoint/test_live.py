@@ -124,7 +124,7 @@ def _read_later(kind: type[ServerState]) -> tuple[int, list[float]]:
         with saver._snapshot(Announcer(), ["w"]) as (snapshot, keys):
             rounds = saver.drive(snapshot.freeze(keys))
             there.run(_count, 4)
-            found = [saver.drive(snapshot.read(keys[0], slot)).arrays["value"] for slot in range(6)]
+            found = [saved.arrays["value"] for saved in saver.drive(snapshot.read(keys[0], range(6)))]
         assert _frozen(there) == 0
         assert float(there.store().pull("w").min()) == 14.0
         return rounds[keys[0]], sorted({float(value) for slot in found for value in slot})
@@ -150,7 +150,7 @@ def _freeze_ahead(kind: type[ServerState]) -> tuple[int, list[float]]:
         with saver._snapshot(Announcer(margin=2), ["w"]) as (snapshot, keys):
             rounds.extend(saver.drive(snapshot.freeze(keys)).values())
             hand.await_version("w", 8)
-            found.extend(saver.drive(snapshot.read(keys[0], slot)).arrays["value"] for slot in range(6))
+            found.extend(saved.arrays["value"] for saved in saver.drive(snapshot.read(keys[0], range(6))))
 
     with cluster("tcp", workers=2, chunk_bytes=1 << 20, _server_state=kind) as there:
         there.run(_count, 3)

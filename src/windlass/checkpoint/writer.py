@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import secrets
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,8 +43,17 @@ SHARD_BYTES = 64 << 20
 WRITERS = 2
 """Shards being written at a time, while the next is gathered: so many of them, and one, are in memory."""
 
+NICENESS = 10
+"""Of the threads that write: on a busy machine they get a tenth of what others get, on an idle one all they want."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,99}")
 log = logging.getLogger("windlass")
+
+
+def _give_way() -> None:
+    """Whatever else runs on this machine goes first: a checkpoint may take its time, pushes may not."""
+    with suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class Writer:
@@ -79,7 +89,7 @@ class Writer:
         self._gathered: list[Part] = []
         self._gathered_bytes = 0
         self._num_shards = 0
-        self._pool = ThreadPoolExecutor(WRITERS, "windlass-save")
+        self._pool = ThreadPoolExecutor(WRITERS, "windlass-save", initializer=_give_way)
         self._writing: deque[tuple[list[Part], Future[tuple[SavedFile, list[SlotEntry]]]]] = deque()
         self._claim = ExitStack()
 

@@ -70,8 +70,8 @@ class Saver(Reader):
             for shard, pieces in key.whole.items():
                 if not key.is_sequential:
                     yield from self._drive(snapshot.freeze_shard(key, shard))
-                for slot, _, size in pieces:
-                    saved = yield from self._drive(snapshot.read(key, slot))
+                read = yield from self._drive(snapshot.read(key, [slot for slot, _, _ in pieces]))
+                for (slot, _, size), saved in zip(pieces, read, strict=True):
                     value[slot * shape.slot_size : slot * shape.slot_size + size] = saved.arrays["value"]
             taken.append(Pulled(shape.name, rounds.get(key, 0), 0, shape.size, value, invoked, self.now()))
         return taken

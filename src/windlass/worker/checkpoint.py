@@ -7,6 +7,7 @@ A key goes slot by slot, so that no more than a few shards of it are in memory h
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Send
 from windlass.checkpoint import AfterRound, Moment, Reader, SavedSlot, WhenAsked, Writer
 from windlass.errors import TimeoutError, UsageError
-from windlass.types import MANAGER, Block, Generation, Role
+from windlass.types import MANAGER, Block, Bytes, Generation, Role
 from windlass.worker.client import Answer, Client
 from windlass.worker.ops import KeyInfo, Request
 from windlass.worker.snapshot import POLL_SECONDS, Announcer, Answers, Ask, Melted, Result, Snapshot, Steps
@@ -32,6 +33,9 @@ __all__ = ["SavedSlot", "Saver", "load", "read_slots", "write_slots"]
 log = logging.getLogger("windlass")
 
 RESERVED = "windlass/"
+KEPT_BYTES = 64 << 20
+READ_BYTES = 16 << 20
+"""How much of a value is asked for at a time."""
 Done = TypeVar("Done")
 
 
@@ -55,12 +59,44 @@ def _look_up(client: Client, name: str) -> m.Declared:
 # --- saving -----------------------------------------------------------------------------------------------------------
 
 
+class Buffers:
+    """Memory for what is on its way to the disk: what nobody references any more is used again, because fresh pages
+    cost more than the copy that fills them. One owner."""
+
+    def __init__(self) -> None:
+        self._kept: list[Bytes] = []
+        self._kept_bytes = 0
+
+    def copy(self, data: Bytes) -> Bytes:
+        """A copy that is the caller's for as long as it is referenced."""
+        for kept in self._kept:
+            if kept.nbytes == data.nbytes and sys.getrefcount(kept) <= _UNUSED:
+                np.copyto(kept, data)
+                return kept
+        made: Bytes = np.array(data)
+        if self._kept_bytes + made.nbytes <= KEPT_BYTES:
+            self._kept.append(made)
+            self._kept_bytes += made.nbytes
+        return made
+
+
+def _references_when_unused() -> int:
+    """What sys.getrefcount says, in a loop over a list, of an array that only the list holds: it depends on Python."""
+    for array in [np.empty(0)]:
+        return sys.getrefcount(array)
+    return 0
+
+
+_UNUSED = _references_when_unused()
+
+
 class Saver:
     """Takes snapshots for one store. Thread-safe: one at a time, others wait."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._numbers = count(1)
+        self._buffers = Buffers()
         self._one = threading.Lock()
         self.between = threading.Lock()
         """Held while sequential keys are being frozen: what is put between two rounds by the same store must be in the
@@ -124,8 +160,11 @@ class Saver:
         for shard, pieces in key.whole.items():
             if not key.is_sequential:
                 self.drive(snapshot.freeze_shard(key, shard))
-            for slot, _, _ in pieces:
-                yield slot, self.drive(snapshot.read(key, slot))
+            slots = [slot for slot, _, _ in pieces]
+            width = max(1, READ_BYTES // key.spec.chunk_bytes)
+            for begin in range(0, len(slots), width):
+                some = slots[begin : begin + width]
+                yield from zip(some, self.drive(snapshot.read(key, some)), strict=True)
 
     def read(self, name: str) -> tuple[m.Declared, list[SavedSlot]]:
         """Everything that a key is made of, slot by slot. Blocks."""
@@ -174,7 +213,7 @@ class Saver:
             answers = self._ask(asks)
 
     def _ask(self, asks: Sequence[Ask]) -> Answers:
-        waits = [Answer(ask.what, ask.to) for ask in asks]
+        waits = [Answer(ask.what, ask.to, self._buffers.copy) for ask in asks]
         requests = [Request(ask.to, ask.make, wait.finish) for ask, wait in zip(asks, waits, strict=True)]
         self._client.submit(*requests)
         for wait in waits:

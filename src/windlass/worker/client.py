@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from windlass._transport.base import Hub
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Log, Recycle, Send, Tick
@@ -400,9 +402,13 @@ class Client:
 class Answer:
     """The wait for one request."""
 
-    def __init__(self, text: str, to: Incarnation | tuple[KeyInfo, int]) -> None:
+    def __init__(
+        self, text: str, to: Incarnation | tuple[KeyInfo, int], copy: Callable[[Bytes], Bytes] = np.copy
+    ) -> None:
+        """`copy` makes an own copy of what comes with the answer."""
         self.text = text
         self._to = to
+        self._copy = copy
         self.is_done = False
         self.message: Any = None
         self.data: tuple[Bytes, ...] = ()
@@ -414,4 +420,4 @@ class Answer:
 
     def finish(self, message: Any, data: tuple[Bytes, ...], error: WindlassError | None) -> None:
         self.message, self.error, self.is_done = message, error, True
-        self.data = tuple(part.copy() for part in data)
+        self.data = tuple(self._copy(part) for part in data)

@@ -147,17 +147,22 @@ class Snapshot:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def read(self, key: KeyInfo, slot: int) -> Steps[SavedSlot]:
-        """What a frozen slot is made of."""
-        saved = SavedSlot({}, {})
-        names: tuple[str, ...] = ("",)
-        while len(saved.arrays) < len(names):
-            part = len(saved.arrays)
-            [(dumped, data)] = yield [self._dump(key, slot, part)]
-            if not dumped.names:
-                raise Melted(f"slot {slot} of '{key.spec.name}' is kept no more: its server, or the link to it, is new")
-            names, saved.meta = dumped.names, dumped.meta
-            saved.arrays[names[part]] = data[0].view(dumped.dtypes[part])
+    def read(self, key: KeyInfo, slots: Sequence[int]) -> Steps[list[SavedSlot]]:
+        """What these frozen slots are made of: first one array of each, which tells how many there are, then the rest."""
+        saved = [SavedSlot({}, {}) for _ in slots]
+        wanted = [(index, 0) for index in range(len(slots))]
+        while wanted:
+            answers = yield [self._dump(key, slots[index], part) for index, part in wanted]
+            more: list[tuple[int, int]] = []
+            for (index, part), (dumped, data) in zip(wanted, answers, strict=True):
+                names = dumped.names
+                if not names:
+                    text = f"slot {slots[index]} of '{key.spec.name}' is kept no more: its server is new, or the link"
+                    raise Melted(text)
+                saved[index].meta = dumped.meta
+                saved[index].arrays[names[part]] = data[0].view(dumped.dtypes[part])
+                more += [(index, other) for other in range(1, len(names))] if part == 0 else []
+            wanted = more
         return saved
 
     def _dump(self, key: KeyInfo, slot: int, part: int) -> Ask:
