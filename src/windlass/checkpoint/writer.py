@@ -201,7 +201,6 @@ class Writer:
             self._send()
         while self._writing:
             self._receive()
-        self._pool.shutdown()
         manifest = self._manifest()
         with self._told():
             there = self._folder.files()
@@ -209,7 +208,11 @@ class Writer:
                 if there.get(file.name) != file.nbytes:
                     raise ClusterError(f"{file.name} was written and is not there; did another save remove it?")
             self._folder.put(MANIFEST, seal(manifest))
-        try:  # from here on it is saved, whatever becomes of the rest
+        self._pool.submit(self._tidy_up, manifest).result()  # it is saved now, whatever becomes of the rest
+        self._pool.shutdown()
+
+    def _tidy_up(self, manifest: Manifest) -> None:
+        try:
             sweep(self._folder)
             if self._keep is not None:
                 mine = Listed(self.name, self.path, State.COMPLETE, manifest)

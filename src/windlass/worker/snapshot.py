@@ -148,7 +148,7 @@ class Snapshot:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, key: KeyInfo, slots: Sequence[int]) -> Steps[list[SavedSlot]]:
-        """What these frozen slots are made of: first one array of each, which tells how many there are, then the rest."""
+        """What these frozen slots are made of: first one array of each, which tells how many it has, then the rest."""
         saved = [SavedSlot({}, {}) for _ in slots]
         wanted = [(index, 0) for index in range(len(slots))]
         while wanted:
