@@ -16,6 +16,7 @@ from windlass.server.state import ServerState
 from windlass.testing.havoc import Hand, Havoc
 from windlass.testing.mutants import FreezesNow, SavesWhatChanges
 from windlass.testing.rig import Report, perform
+from windlass.worker.checkpoint import read_slots
 from windlass.worker.snapshot import Announcer
 
 LARGE = 1_500_000  # elements: six slots of a megabyte
@@ -252,3 +253,13 @@ def test_rounds_count_on_in_another_cluster_and_in_every_process_of_it(tmp_path)
         path = there.store().save(tmp_path)
     assert path == latest(tmp_path) == f"{tmp_path}/step-000007"
     assert str(Reader(path).keys["h"].moment).endswith("(version 17 or later)")
+
+
+def test_one_process_may_read_and_save_again_and_again(tmp_path):
+    store = wl.Store()
+    store.create("w", np.zeros(3, np.float32), update="add")
+    for step in range(1, 4):
+        store.pushpull("w", np.ones(3, np.float32))
+        assert store.save(tmp_path) == f"{tmp_path}/step-{step:06d}"
+        _, (slot,) = read_slots(store._client, "w")
+        assert slot.arrays["value"].tolist() == [float(step)] * 3

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike, fspath
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from windlass.errors import LostRange, UsageError, WindlassError
 from windlass.types import Role
@@ -26,6 +26,8 @@ STOP_SECONDS = 1.0
 @dataclass(frozen=True, slots=True)
 class SavePlan:
     """Where checkpoints go, how often, how many stay; and what is done when a server is lost with what only it held."""
+
+    OPTIONS: ClassVar = ("checkpoint", "checkpoint_every", "keep", "on_server_loss")
 
     path: str = ""
     every_seconds: float | None = None

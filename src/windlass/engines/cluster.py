@@ -190,7 +190,8 @@ def _options(consistency: Consistency | None, options: dict[str, Any]) -> Option
     unknown = sorted(set(options) - set(Options.__struct_fields__))
     if unknown:
         raise UsageError(
-            f"Cluster() got unknown options {', '.join(unknown)}; known: {', '.join(Options.__struct_fields__)}"
+            f"Cluster() got unknown options {', '.join(unknown)}; "
+            f"known: {', '.join((*Options.__struct_fields__, *SavePlan.OPTIONS))}"
         )
     if consistency is not None:
         check_consistency(consistency)

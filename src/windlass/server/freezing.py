@@ -68,10 +68,13 @@ class Freezer:
         """Whether nobody has asked for it yet."""
         return which not in self._asked
 
+    def is_void(self, which: Which) -> bool:
+        """Whether its saver has given it up; this was said before that, and came late."""
+        return which.snapshot <= self._void.get(which.saver, 0)
+
     def ask(self, which: Which) -> None:
         """Somebody wants this frozen."""
-        if which.snapshot > self._void.get(which.saver, 0):
-            self._asked.add(which)
+        self._asked.add(which)
 
     def freeze(self, which: Which, count: int, slots: dict[int, HeldSlot]) -> FrozenShard | None:
         """The moment has come; None if nobody wants it any more."""
@@ -163,7 +166,7 @@ class Freezes(Answers):
         round = self.moment(wanted.round)
         if round is None or not self.freezer.is_new(which):
             return [self._frost(peer, wanted.request, m.Frost.AHEAD, count)]
-        if round < self.current_round():
+        if round < self.current_round() or self.freezer.is_void(which):
             return [self._frost(peer, wanted.request, m.Frost.MISSED, count)]
         self.freezer.ask(which)
         if round == self.current_round():

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import count
 from os import PathLike
 from typing import TypeVar
 
@@ -22,7 +21,7 @@ import numpy as np
 from windlass._wire import messages as m
 from windlass._wire.effects import Send
 from windlass.checkpoint import AfterRound, Moment, Reader, SavedSlot, WhenAsked, Writer
-from windlass.errors import TimeoutError, UsageError
+from windlass.errors import ClusterError, TimeoutError, UsageError
 from windlass.types import MANAGER, Block, Bytes, Generation, Role
 from windlass.worker.client import Answer, Client
 from windlass.worker.ops import KeyInfo, Request
@@ -95,7 +94,6 @@ class Saver:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._numbers = count(1)
         self._buffers = Buffers()
         self._one = threading.Lock()
         self.between = threading.Lock()
@@ -146,7 +144,10 @@ class Saver:
             with self.between:
                 rounds = self.drive(snapshot.freeze([key for key in keys if key.is_sequential]))
             looks = self.drive(snapshot.look([(key, shard) for key in arrivals for shard in key.whole]))
-            updates = {key: min(looks[key, shard] for shard in key.whole) for key in arrivals if (key, 0) in looks}
+            updates = {
+                key: min(looks[key, shard] for shard in key.whole)
+                for key in arrivals if all((key, shard) in looks for shard in key.whole)
+            }  # fmt: skip
             moments: dict[KeyInfo, Moment] = {key: AfterRound(taken) for key, taken in rounds.items()}
             moments |= {key: WhenAsked(taken) for key, taken in updates.items()}
             step = max((rounds or updates).values(), default=0)
@@ -184,7 +185,7 @@ class Saver:
         """A new snapshot of these keys; at the end of the block nothing is kept of it. A key that is deleted meanwhile
         is left out."""
         client = self._client
-        snapshot = Snapshot(next(self._numbers), announcer)
+        snapshot = Snapshot(next(client.snapshot_numbers), announcer)
         with ExitStack() as stack:
             keys = []
             for name in names:
@@ -282,4 +283,7 @@ def load(client: Client, path: str | PathLike[str]) -> None:
 
 def _tell(client: Client, path: str) -> None:
     """Let the cluster know where it can go back to."""
-    client.request(MANAGER, lambda n: m.Saved(request=n, path=path), f"the manager's note of '{path}'")
+    try:
+        client.request(MANAGER, lambda n: m.Saved(request=n, path=path), f"the manager's note of '{path}'")
+    except ClusterError as error:
+        log.warning("the cluster does not know of the checkpoint '%s', which is complete: %s", path, error)

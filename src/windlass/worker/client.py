@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -66,6 +67,7 @@ class Client:
         self._turn = Turn(hub.wake)
         self._shield = Shield(hub.wake, self._on_cut)
         self._next_tick = 0.0
+        self.snapshot_numbers = itertools.count(1)  # a saver never uses one twice
         self._held: set[KeyInfo] = set()  # keys whose queue waits for tasks of other keys
         self._background: threading.Thread | None = None
         self._has_work = threading.Event()
