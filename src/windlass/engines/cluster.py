@@ -95,6 +95,8 @@ class Cluster:
         self._check_open()
         if not callable(function):
             raise UsageError(f"run expects a function of a store, got {type(function).__name__}")
+        if self._save_plan.path:
+            self._engine.driver()  # now: two threads are about to want it
         for num_restores in count():
             try:
                 with Autosave(self._save_plan, self._engine.driver):
