@@ -158,7 +158,7 @@ class Freezes(Answers):
         """Freeze the shard at its moment; tell at once how that stands."""
         which = Which(peer, wanted.snapshot, self.id, self.number)
         known = self.freezer.find(which)
-        if known is not None:
+        if known is not None and wanted.round is not None:
             return [self._frost(peer, wanted.request, m.Frost.FROZEN, known.count)]
         count = self.current_count()
         if not self.is_ready:

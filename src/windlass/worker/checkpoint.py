@@ -7,6 +7,7 @@ A key goes slot by slot, so that no more than a few shards of it are in memory h
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Send
 from windlass.checkpoint import AfterRound, Moment, Reader, SavedSlot, WhenAsked, Writer
 from windlass.errors import ClusterError, TimeoutError, UsageError
-from windlass.types import MANAGER, Block, Bytes, Generation, Role
+from windlass.types import MANAGER, Block, Bytes, Generation, KeyId, Role
 from windlass.worker.client import Answer, Client
 from windlass.worker.ops import KeyInfo, Request
 from windlass.worker.snapshot import POLL_SECONDS, Announcer, Answers, Ask, Melted, Result, Snapshot, Steps
@@ -33,6 +34,11 @@ log = logging.getLogger("windlass")
 
 RESERVED = "windlass/"
 KEPT_BYTES = 64 << 20
+REST_FACTOR = 12.0
+MAX_REST_SECONDS = 0.25
+BUSY_SECONDS = 2.0
+"""If somebody has pushed within that time, a saver rests for so many times as long as it has read and handed on, up to
+MAX_REST_SECONDS. Lower the factor if there are more cores than the cluster can use, and saves should take less time."""
 READ_BYTES = 16 << 20
 """How much of a value is asked for at a time."""
 Done = TypeVar("Done")
@@ -95,6 +101,8 @@ class Saver:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._buffers = Buffers()
+        self._seen: dict[KeyId, int] = {}  # how far keys were when they were last looked at
+        self._pushed_at = -math.inf  # when a key was last seen to have moved
         self._one = threading.Lock()
         self.between = threading.Lock()
         """Held while sequential keys are being frozen: what is put between two rounds by the same store must be in the
@@ -150,6 +158,7 @@ class Saver:
             }  # fmt: skip
             moments: dict[KeyInfo, Moment] = {key: AfterRound(taken) for key, taken in rounds.items()}
             moments |= {key: WhenAsked(taken) for key, taken in updates.items()}
+            self._seen = {key.id: taken for key, taken in (*rounds.items(), *updates.items())}
             step = max((rounds or updates).values(), default=0)
             with Writer(path, name=name, step=step, keep=keep) as writer:
                 for key in (key for key in keys if key in moments):
@@ -164,8 +173,18 @@ class Saver:
             slots = [slot for slot, _, _ in pieces]
             width = max(1, READ_BYTES // key.spec.chunk_bytes)
             for begin in range(0, len(slots), width):
-                some = slots[begin : begin + width]
+                some, began = slots[begin : begin + width], time.monotonic()
                 yield from zip(some, self.drive(snapshot.read(key, some)), strict=True)
+                self._rest(snapshot, key, time.monotonic() - began)
+
+    def _rest(self, snapshot: Snapshot, key: KeyInfo, seconds: float) -> None:
+        """Leave the machine to those who push, if somebody does."""
+        [count] = self.drive(snapshot.look([(key, 0)])).values() or [0]
+        now = time.monotonic()
+        if self._seen.setdefault(key.id, count) != count:
+            self._seen[key.id], self._pushed_at = count, now
+        if now - self._pushed_at < BUSY_SECONDS:
+            time.sleep(min(MAX_REST_SECONDS, REST_FACTOR * seconds))
 
     def read(self, name: str) -> tuple[m.Declared, list[SavedSlot]]:
         """Everything that a key is made of, slot by slot. Blocks."""
