@@ -1,4 +1,4 @@
-"""`python -m bench.faults`: how long the loss of a server or worker is felt, and what replicas cost."""
+"""`python -m bench.faults`: how long the loss of a server or worker is felt, and what replicas and snapshots cost."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ MEASURES: dict[str, Callable[[int], list[Extra]]] = {
     "worker": lambda repeats: recovery.measure_killed_workers(max(1, repeats // 4)),
     "add": lambda repeats: recovery.measure_added_servers(max(1, repeats // 4)),
     "replication": lambda repeats: recovery.measure_replication(max(1, repeats // 4)),
+    "snapshots": recovery.measure_snapshots,
     "simulation": lambda repeats: recovery.measure_simulation(0.5 * repeats),
 }
 NOTES = (

@@ -85,5 +85,10 @@ def rate(pushes: list[Pushes]) -> float:
     return len(pushes[0]) / (end - begin)
 
 
+def rate_within(pushes: list[Pushes], begin: float, end: float) -> float:
+    """Rounds per second that were acknowledged between these moments."""
+    return statistics.mean(sum(begin < ended <= end for _, ended in one) for one in pushes) / (end - begin)
+
+
 def sleeping(seconds: float) -> Callable[[Hand], None]:
     return lambda hand: time.sleep(seconds)

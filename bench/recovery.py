@@ -7,13 +7,14 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
 import numpy as np
 
 import windlass as wl
-from bench.loaded import ELEMENTS, WORKERS, Load, first_after, longest_within, median_push, rate, sleeping
+from bench.loaded import ELEMENTS, WORKERS, Load, first_after, longest_within, median_push, rate, rate_within, sleeping
 from bench.table import Extra
 from bench.targets import Verdict
 from windlass.engines.config import environment
@@ -182,6 +183,34 @@ def measure_replication(repeats: int, seconds: float = 1.5) -> list[Extra]:
     cost = 1 - safe / plain
     found = f"{cost:.0%} ({plain:.1f} rounds/s without, {safe:.1f} with)"
     return [Extra("throughput that one replica costs", found, Verdict("≤ 45 %", cost <= 0.45))]
+
+
+def measure_snapshots(repeats: int, seconds: float = 1.0) -> list[Extra]:
+    """One cluster under load, by turns left alone and saved again and again, to a directory on disk. Each turn is
+    compared with the one before it: whatever else the machine does hits both alike."""
+    turns: list[tuple[tuple[float, float], tuple[float, float]]] = []
+    took: list[float] = []
+
+    def plan(hand: Hand) -> None:
+        with tempfile.TemporaryDirectory() as place:
+            for _ in range(repeats):
+                began = time.monotonic()
+                time.sleep(seconds)
+                middle = time.monotonic()
+                while time.monotonic() < middle + seconds:
+                    one = time.monotonic()
+                    hand.cluster.store().save(place, keep=2)
+                    took.append(time.monotonic() - one)
+                turns.append(((began, middle), (middle, time.monotonic())))
+
+    with _cluster() as cluster:
+        pushes = Load(cluster).during(plan)
+    alone, saved = ([rate_within(pushes, *turn[which]) for turn in turns] for which in (0, 1))
+    cost = 1 - statistics.median(after / before for before, after in zip(alone, saved, strict=True))
+    rates = f"{statistics.median(alone):.1f} rounds/s without, {statistics.median(saved):.1f} with"
+    found = f"{cost:.0%} ({rates}; a save takes {_ms(statistics.median(took))})"
+    what = f"throughput that snapshots cost while they run: median of {repeats}"
+    return [Extra(what, found, Verdict("≤ 10 %", cost <= 0.1))]
 
 
 def measure_simulation(seconds: float) -> list[Extra]:

@@ -36,15 +36,20 @@ class TimeoutError(ClusterError, builtins.TimeoutError):
 class LostRange(ClusterError):
     """A range of a key was held only by servers that are gone."""
 
-    def __init__(self, key: str, lo: int, hi: int, server: str) -> None:
-        super().__init__(
-            f"elements [{lo}, {hi}) of '{key}' were held by {server}, which died, and by no replica; "
-            "restart the cluster and load the last checkpoint"
+    def __init__(self, key: str, lo: int, hi: int, server: str, checkpoint: str = "") -> None:
+        what_to_do = (
+            f"restart the cluster and load the last checkpoint, '{checkpoint}', or have that done by "
+            "Cluster(on_server_loss='restore')"
+            if checkpoint
+            else "no checkpoint was saved: begin anew, with replicas=1 or checkpoint_every="
         )
-        self.key, self.lo, self.hi, self.server = key, lo, hi, server
+        super().__init__(
+            f"elements [{lo}, {hi}) of '{key}' were held by {server}, which died, and by no replica; {what_to_do}"
+        )
+        self.key, self.lo, self.hi, self.server, self.checkpoint = key, lo, hi, server, checkpoint
 
-    def __reduce__(self) -> tuple[type[LostRange], tuple[str, int, int, str]]:
-        return type(self), (self.key, self.lo, self.hi, self.server)
+    def __reduce__(self) -> tuple[type[LostRange], tuple[str, int, int, str, str]]:
+        return type(self), (self.key, self.lo, self.hi, self.server, self.checkpoint)
 
 
 class DamagedCheckpoint(ClusterError):

@@ -175,6 +175,24 @@ def test_a_receiver_may_stop_or_be_replaced_and_others_join_at_every_kind_of_mes
 # --- the rig itself ---------------------------------------------------------------------------------------------------
 
 
+def test_a_snapshot_is_one_round_everywhere_when_nothing_goes_wrong(crew: Crew) -> None:
+    shots = _explore(crew, range(150), replace(CALM, clock=(4, 8), savers=1))
+    assert shots.snapshots > 250
+    assert shots.melted > 10
+
+
+def test_a_snapshot_is_one_round_everywhere_whatever_breaks_dies_joins_or_leaves(crew: Crew) -> None:
+    limits = replace(
+        CALM, servers=(2, 4), replicas=(0, 2), breaks=3, departures=1, zombies=1, joins=1, crashes=2, deposed=1,
+        additions=1, drains=1, restarts=1, savers=1,
+    )  # fmt: skip
+    shots = _explore(crew, range(400), limits)
+    assert shots.snapshots > 350
+    assert shots.melted > 20
+    assert shots.crashes > 60
+    assert shots.deposed > 30
+
+
 def test_a_seed_repeats_its_run_message_by_message() -> None:
     first, second = (explore(7, tells=True) for _ in range(2))
     assert first.story == second.story
@@ -194,6 +212,6 @@ def test_a_seed_is_the_same_run_in_a_crew_and_alone(crew: Crew) -> None:
 def test_every_pull_is_as_promised_over_a_long_exploration(crew: Crew) -> None:
     limits = Limits(
         servers=(2, 4), breaks=8, departures=2, zombies=2, joins=2, crashes=2, deposed=2, readers=1,
-        additions=2, drains=2, restarts=2, drops=3, copies=4, slows=4, partitions=2, aims=3,
+        additions=2, drains=2, restarts=2, drops=3, copies=4, slows=4, partitions=2, aims=3, savers=1,
     )  # fmt: skip
     _explore(crew, range(1_000_000, 1_000_000 + SOAK_SEEDS), limits)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.scenarios.saving import Saving
 from tests.scenarios.telling import tell
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Hangup, Later, Leave, LinkDown, LinkUp, Log, Received, Send, Sent, Stop, Tick
@@ -39,6 +40,7 @@ class Player(Program):
 
     entry: Any = None
     reading: list[tuple[Callable[[], bool], Array, Callable[[str], None]]] = field(default_factory=list)
+    saving: Any = None
 
     def run(self) -> Iterator[Callable[[], bool]]:
         self.entry = yield from self._open(self.plan.keys[0])
@@ -131,6 +133,7 @@ class Stage:
             is_pushing=state.is_pushing, holdings=state.holdings, now=lambda: self.now, rank=lambda: state.rank,
             is_shared=False,
         )  # fmt: skip
+        player.saving = Saving(player.submit)
         self.workers[me] = Worker(state, player, player.run(), lambda: state.is_joined)
         self._dial(me, MANAGER)
 

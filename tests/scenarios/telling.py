@@ -56,6 +56,14 @@ def _what(message: m.AnyMessage, name: Name) -> str:
             return f"{name(message.learner)} has everything"
         case m.Settled():
             return f"in generation {message.term}.{message.number}"
+        case m.Freeze(round=round):
+            return "how far are you?" if round is None else f"after round {round}"
+        case m.Frozen(frost=frost, count=count):
+            return f"{frost.value}, round {count}"
+        case m.Dump(slot=slot):
+            return f"slot {slot}"
+        case m.Dumped(names=names_):
+            return "" if names_ else "kept no more"
         case m.Drain():
             return name(message.server)
         case _:

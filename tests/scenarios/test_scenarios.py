@@ -38,6 +38,14 @@ def _act(stage: Stage, line: str) -> None:
             stage.workers[number(who)].player.push(_teller(stage, who))
         case [who, "pulls"]:
             stage.workers[number(who)].player.pull(_teller(stage, who))
+        case [who, "freezes"]:
+            player = stage.workers[number(who)].player
+            player.saving.freeze(player.entry.key, _teller(stage, who))
+        case [who, "asks", "again"]:
+            stage.workers[number(who)].player.saving.go_on()
+        case [who, "reads", "what", "is", "frozen"]:
+            player = stage.workers[number(who)].player
+            player.saving.read(player.entry.key, _teller(stage, who))
         case [who, "is", "killed"]:
             stage.kill(number(who))
         case [who, "is", "stopped"]:
@@ -79,6 +87,8 @@ def test_the_story_goes_as_it_was_told(story):
         ("link-breaks-mid-round", mutants.CountsResends),
         ("server-deposed-but-alive", mutants.InheritsEarly),
         ("worker-killed-mid-round", mutants.DecidesAlone),
+        ("saved-while-pushes-go-on", mutants.SavesWhatChanges),
+        ("saved-while-pushes-go-on", mutants.FreezesNow),
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )

@@ -12,13 +12,17 @@ from typing import Any
 
 import msgspec
 
+from windlass._wire.leases import Granted as Granted
+from windlass._wire.leases import Holding as Holding
+from windlass._wire.leases import Take as Take
+from windlass._wire.leases import Tallied as Tallied
+from windlass._wire.leases import Tally as Tally
+from windlass._wire.leases import Waits as Waits
+from windlass._wire.leases import Workload as Workload
+from windlass._wire.message import Message as Message
 from windlass.types import Chain, Incarnation, KeyId, KeySpec, Lease, Node, Role
 
 Piece = tuple[int, int, int]
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True, gc=False):
-    """Frozen, tagged, keyword-only. Fields are only ever added, at the end, with a default."""
 
 
 # --- joining, and who is here ---------------------------------------------------------------------------------------
@@ -56,6 +60,7 @@ class Membership(Message, frozen=True):
     reason: str
     moves: tuple[Move, ...] = ()
     dead: tuple[Incarnation, ...] = ()
+    checkpoint: str = ""  # where the last complete one is that the manager was told of
 
 
 class Abort(Message, frozen=True):
@@ -323,6 +328,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fa
     meta: dict[str, Any] | None = None
     leases: tuple[Lease, ...] = ()  # what it completes
     elements: tuple[int, ...] = ()  # of a round or push: how many elements of the shard each of those in it gave
+    count: int = -1  # as in Restore
 
 
 class Replicate(Message, frozen=True):
@@ -434,87 +440,6 @@ class Beat(Message, frozen=True):
     is_answer: bool = False
 
 
-# --- leased work ----------------------------------------------------------------------------------------------------
-
-
-class Workload(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """Work to be leased: `epochs` passes over `size` samples, in batches of `batch_size`. Batches are numbered through
-    all epochs. With `step_batches` not 0 all workers together take so many for a step."""
-
-    name: str
-    size: int
-    batch_size: int
-    epochs: int
-    step_batches: int = 0
-
-    @property
-    def epoch_batches(self) -> int:
-        """How many there are in an epoch."""
-        return -(-self.size // self.batch_size)
-
-
-class Waits(Enum):
-    """Whom the pushes and pulls of a workload wait for."""
-
-    NOBODY = "nobody"  # eventual keys
-    SLOWER = "slower"  # bounded keys: whoever has pushed less
-    ROUNDS = "rounds"  # sequential keys: everybody
-
-
-class Take(Message, frozen=True):
-    """Worker to scheduler: I have completed `done`; `held` is what I still have; give me more. `keys` are those that my
-    pushes went to. With `is_outside` nobody waits for me on them: the answer may take its time."""
-
-    request: int
-    workload: Workload
-    done: tuple[int, ...] = ()
-    held: tuple[int, ...] = ()
-    keys: tuple[KeyId, ...] = ()
-    is_outside: bool = False
-    is_leaving: bool = False  # it takes no more
-    waits: Waits = Waits.ROUNDS
-
-
-class Holding(Message, frozen=True):
-    """Worker to scheduler, on every new link: these batches are mine; the scheduler that gave them may be no more."""
-
-    workload: Workload
-    held: tuple[int, ...]
-    is_outside: bool = False
-    waits: Waits = Waits.ROUNDS
-
-
-class Granted(Message, frozen=True):
-    """Scheduler to worker: these batches are yours. None, and neither `is_over` nor `may_enter`: there is nothing to do
-    now; rest on `keys`, and ask again from outside. With `may_enter`, nobody pushes at the moment: begin on `keys`
-    again, and ask."""
-
-    request: int
-    batches: tuple[int, ...] = ()
-    keys: tuple[KeyId, ...] = ()
-    is_over: bool = False
-    may_enter: bool = False
-
-
-class Tally(Message, frozen=True):
-    """Scheduler to servers: what is counted of this workload on the shards of these keys that you are the head of?"""
-
-    ask: int
-    workload: str
-    keys: tuple[KeyId, ...]
-
-
-class Tallied(Message, frozen=True):
-    """Head to scheduler: on this shard, one of `num_shards`, batches below `floor` are counted, and those `above`."""
-
-    ask: int
-    key: KeyId
-    shard: int
-    num_shards: int
-    floor: int
-    above: tuple[int, ...]
-
-
 # --- looking --------------------------------------------------------------------------------------------------------
 
 
@@ -528,29 +453,66 @@ class Inspect(Message, frozen=True):
     with_counts: bool = False
 
 
+class Freeze(Message, frozen=True):
+    """Worker or driver to the head of a shard: keep it for me, as snapshot `snapshot`, as it is after round `round`; a
+    shard of a bounded or eventual key as it is now. With a round of None, keep nothing, only tell. The answer is
+    Frozen, at once; asked again for a round that is still to come, it tells whether that has come."""
+
+    request: int
+    key: KeyId
+    shard: int
+    snapshot: int
+    round: int | None = None
+
+
+class Frost(Enum):
+    """What has become of a Freeze."""
+
+    FROZEN = "frozen"
+    AHEAD = "ahead"  # the round is still to come
+    MISSED = "missed"  # it has gone by
+    EMPTY = "empty"  # the key has no first value yet
+
+
+class Frozen(Message, frozen=True):
+    """Head to whoever saves: how the shard is kept, and after how many updates: then, if it is frozen, else now."""
+
+    request: int
+    frost: Frost
+    count: int
+
+
+class Thaw(Message, frozen=True):
+    """Whoever saves to servers: I need nothing more of my snapshots up to this one."""
+
+    snapshot: int
+
+
 class Dump(Message, frozen=True):
-    """Worker or driver to server: array number `part` of what one slot is made of, to be saved. The answer is
-    Dumped."""
+    """Whoever saves to head: array number `part` of what one slot was made of, in this snapshot. The answer is Dumped.
+    After its last array nothing is kept of the slot any more."""
 
     request: int
     key: KeyId
     slot: int
     part: int
+    snapshot: int = 0
 
 
 class Dumped(Message, frozen=True):
     """Server to whoever asked: the names and dtypes of all arrays of the slot, what else is needed to read them back,
-    and as data the one array that was asked for."""
+    and as data the one array that was asked for. Without names: it is not kept here any more. `pins` as in Pulled."""
 
     request: int
     names: tuple[str, ...]
     dtypes: tuple[str, ...]
     meta: dict[str, Any]
+    pins: tuple[int, ...] = ()
 
 
 class Restore(Message, frozen=True):
     """Worker or driver to server: array `name` of what this slot is to become. Answered with Done; the last one makes
-    it so."""
+    it so. `count` is how many updates the key had taken (-1: not known), and the shard counts on from there."""
 
     request: int
     key: KeyId
@@ -559,6 +521,14 @@ class Restore(Message, frozen=True):
     dtype: str
     meta: dict[str, Any]
     is_last: bool
+    count: int = -1
+
+
+class Saved(Message, frozen=True):
+    """Whoever saved to the manager: this checkpoint is complete, or was loaded. Answered with Done."""
+
+    request: int
+    path: str
 
 
 AnyMessage = (
@@ -605,7 +575,11 @@ AnyMessage = (
     | Tally
     | Tallied
     | Inspect
+    | Freeze
+    | Frozen
+    | Thaw
     | Dump
     | Dumped
     | Restore
+    | Saved
 )

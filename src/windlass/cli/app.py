@@ -97,6 +97,21 @@ def run(
     trace: Annotated[
         str, typer.Option(help="Write there, at the end, what every node did and when; for Perfetto.", metavar="FILE")
     ] = "",
+    checkpoint: Annotated[
+        str, typer.Option(help="Save the store there at the end; a directory, or a URL.", metavar="PATH")
+    ] = "",
+    checkpoint_every: Annotated[
+        float | None, typer.Option(help="Save it every so often meanwhile, too.", metavar="SECONDS", show_default=False)
+    ] = None,
+    keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of these checkpoints stay.")] = 3,
+    on_server_loss: Annotated[
+        str,
+        typer.Option(
+            metavar="WHAT",
+            help="When what only one server held is lost: [b]fail[/b], or [b]restore[/b] the last checkpoint "
+            "and begin again.",
+        ),
+    ] = "fail",
     is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as in `python -m`.")] = False,
 ) -> None:
     """Run N copies of a script as the workers of a new cluster.
@@ -107,6 +122,7 @@ def run(
     """
     from windlass.cli.run import Job, check_script, parse_consistency
     from windlass.cli.run import run as run_job
+    from windlass.engines._saving import SavePlan
     from windlass.engines.config import Options, check_on_worker_loss
     from windlass.engines.processes import check_replicas
     from windlass.trace.collector import check_path
@@ -125,6 +141,7 @@ def run(
                 on_worker_loss=check_on_worker_loss(on_worker_loss),
             ),
             script=check_script(script, arguments or [], is_module=is_module),
+            save=SavePlan(checkpoint, checkpoint_every, keep, on_server_loss),
         )
         status = run_job(job)
     raise typer.Exit(status)

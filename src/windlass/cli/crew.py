@@ -39,12 +39,17 @@ class _Pipe:
 class Crew:
     """Starts and watches the workers of an open engine. One thread; `stop` ends them in any state."""
 
-    def __init__(self, engine: ProcessEngine, num_workers: int, script: Script, output: Output) -> None:
+    def __init__(
+        self, engine: ProcessEngine, num_workers: int, script: Script, output: Output, *, is_return: bool = False
+    ) -> None:
+        """With `is_return` a crew before this one was stopped: nobody begins before all are there."""
         self._engine = engine
         self._num_workers = num_workers
         self._script = script
+        self._num_awaited = num_workers if is_return else 0
         self._output = output
         self._running: dict[str, Child] = {}
+        self.lost_servers: list[str] = []
         self._unconnected: set[str] = set()  # left with status 0, and the manager never saw them
         self._looker: Looker | None = None
         self._num_replaced: dict[str, int] = {}
@@ -57,7 +62,9 @@ class Crew:
 
     def _start(self, rank: int, *, is_late: bool = False) -> None:
         name = f"worker-{rank}"
-        config = msgspec.structs.replace(self._engine.config(Role.WORKER, rank), is_late=is_late)
+        config = msgspec.structs.replace(
+            self._engine.config(Role.WORKER, rank), is_late=is_late, num_awaited=self._num_awaited
+        )
         env = environment(config) | {"PYTHONUNBUFFERED": "1"}
         env |= _settling.environment(self._num_workers)
         child = self._engine.forks.spawn(name, TARGET, config=msgspec.msgpack.encode(self._script), env=env)
@@ -125,6 +132,8 @@ class Crew:
     def _on_end(self, child: Child) -> int:
         code = child.exitcode or 0
         if self._running.pop(child.name, None) is None:
+            if child.name.startswith("server-"):
+                self.lost_servers.append(child.name)
             then = "workers that need it will get a ClusterError"
             if self._engine.has_replicas and child.name != "manager":
                 then = "others have what it held, and go on"

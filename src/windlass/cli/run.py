@@ -7,12 +7,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import FrameType
 
 from windlass.cli.crew import Crew
 from windlass.cli.output import Interrupted, Output
 from windlass.cli.script import Script
+from windlass.engines._saving import Autosave, SavePlan, restorable, restore
 from windlass.engines.config import Options
 from windlass.engines.processes import ProcessEngine, check_transport
 from windlass.errors import UsageError
@@ -30,6 +32,7 @@ class Job:
     transport: str
     options: Options
     script: Script
+    save: SavePlan
 
 
 def run(job: Job) -> int:
@@ -55,18 +58,42 @@ def _run(job: Job, output: Output) -> int:
     )
     try:
         engine.open()
-        crew = Crew(engine, job.workers, job.script, output)
-        try:
-            crew.start()
-            return crew.watch()
-        finally:
-            _ignore()  # the end takes two seconds at most, and a second Ctrl-C must not cut it in half
-            crew.stop()
+        for num_restores in count():
+            crew = Crew(engine, job.workers, job.script, output, is_return=num_restores > 0)
+            status = _watch(job, engine, crew)
+            if status == 0 or not crew.lost_servers:
+                return status
+            path = restorable(job.save, engine, num_restores)
+            if not path:
+                return status
+            output.say(f"{', '.join(crew.lost_servers)} died; going back to '{path}', and the workers begin again")
+            restore(engine, job.servers, path)
+        raise AssertionError
     finally:
         _ignore()
         engine.close()
         if engine.collector is not None and engine.collector.written is not None:
             output.say(engine.collector.written.text)
+
+
+def _watch(job: Job, engine: ProcessEngine, crew: Crew) -> int:
+    """Start the workers, and give the exit status of the run when they have ended."""
+    try:
+        with Autosave(job.save, engine.driver):
+            crew.start()
+            status = crew.watch()
+            if status:
+                raise _Failed
+            return status
+    except _Failed:
+        return status
+    finally:
+        with _unbroken():  # the end takes two seconds at most, and a second Ctrl-C must not cut it in half
+            crew.stop()
+
+
+class _Failed(Exception):
+    """A worker failed: what there is now is not saved."""
 
 
 @contextmanager
@@ -87,6 +114,17 @@ def _raised() -> Iterator[None]:
 def _ignore() -> None:
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
+
+
+@contextmanager
+def _unbroken() -> Iterator[None]:
+    """Inside, those signals are ignored."""
+    before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in SIGNALS}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 # --- what the user typed ----------------------------------------------------------------------------------------------

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import weakref
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import msgspec
 
+from windlass.engines._saving import Autosave, SavePlan, restorable, restore
 from windlass.engines._sharing import SharedEngine
 from windlass.engines.config import OWN_LEDGER, NodeConfig, Options, from_environment, open_store
 from windlass.engines.processes import ProcessEngine, check_replicas, check_transport
 from windlass.engines.threads import ThreadEngine
-from windlass.errors import UsageError
+from windlass.errors import LostRange, UsageError
 from windlass.server.state import ServerState
 from windlass.trace.collector import check_path
 from windlass.types import Consistency, Node, Role, Sequential, check_consistency
 from windlass.worker.driver import DriverStore
 from windlass.worker.store import Store
+
+log = logging.getLogger("windlass")
 
 
 class Cluster:
@@ -35,7 +40,11 @@ class Cluster:
     `lease_seconds` is how long a silent one is waited for. Other options are those of StoreOptions: consistency,
     deterministic, check_finite, timeout, warn_seconds, chunk_bytes; and `link_bytes_per_second`, which no link over TCP
     exceeds in either direction; and `journal`, a file for the manager's notes instead of one in memory; and
-    `chaos=True`, for a cluster that `wl.Chaos` is to disturb. Not thread-safe.
+    `chaos=True`, for a cluster that `wl.Chaos` is to disturb.
+
+    With `checkpoint="path"` every `run` ends with a save there, of which `keep=3` stay; `checkpoint_every=60` saves
+    every minute meanwhile, too. When a server is lost with what only it held, `on_server_loss="restore"` goes back to
+    the last checkpoint and calls the function again; "fail", the default, raises LostRange. Not thread-safe.
     """
 
     def __init__(
@@ -55,6 +64,7 @@ class Cluster:
         self.num_servers, self.num_workers = servers, workers
         state = options.pop("_server_state", None)
         has_workers = options.pop("_has_workers", True)
+        self._save_plan = SavePlan.taken_from(options)
         chaos = options.pop("chaos", False)
         if not isinstance(chaos, bool) or (chaos and engine == "threads"):
             raise UsageError(f"chaos expects True or False, and engine='processes', got {chaos!r} and {engine!r}")
@@ -92,7 +102,20 @@ class Cluster:
         self._check_open()
         if not callable(function):
             raise UsageError(f"run expects a function of a store, got {type(function).__name__}")
-        return self._engine.run(function, args, kwargs)
+        if self._save_plan.path:
+            self._engine.driver()  # now: two threads are about to want it
+        for num_restores in count():
+            try:
+                with Autosave(self._save_plan, self._engine.driver):
+                    return self._engine.run(function, args, kwargs)
+            except LostRange as lost:
+                path = restorable(self._save_plan, self._engine, num_restores)
+                if not path:
+                    raise
+                text = "elements [%d, %d) of '%s' were lost with %s; going back to '%s', and the function is run again"
+                log.warning(text, lost.lo, lost.hi, lost.key, lost.server, path)
+                restore(self._engine, self.num_servers, path)
+        raise AssertionError
 
     def store(self) -> DriverStore:
         """A handle for this process: it reads the newest round and can `assign` between rounds. It cannot push."""
@@ -104,6 +127,12 @@ class Cluster:
         self._check_open()
         said = self.store()._manager_says()["nodes"]
         return [_node(one) for one in said]
+
+    @property
+    def last_checkpoint(self) -> str:
+        """The path of the last checkpoint that was saved or loaded here, by whomever; empty if there is none."""
+        self._check_open()
+        return str(self.store()._manager_says()["checkpoint"])
 
     def add_server(self) -> str:
         """Start one more server and give its name; shards move to it while everything goes on. Blocks until it has
@@ -197,7 +226,8 @@ def _options(consistency: Consistency | None, options: dict[str, Any]) -> Option
     unknown = sorted(set(options) - set(Options.__struct_fields__))
     if unknown:
         raise UsageError(
-            f"Cluster() got unknown options {', '.join(unknown)}; known: {', '.join(Options.__struct_fields__)}"
+            f"Cluster() got unknown options {', '.join(unknown)}; "
+            f"known: {', '.join((*Options.__struct_fields__, *SavePlan.OPTIONS))}"
         )
     if consistency is not None:
         check_consistency(consistency)

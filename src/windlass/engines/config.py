@@ -33,6 +33,7 @@ LATE_VARIABLE = "WINDLASS_LATE"
 NAMESPACE_VARIABLE = "WINDLASS_NAMESPACE"
 RECORD_VARIABLE = "WINDLASS_RECORD"
 CHAOS_VARIABLE = "WINDLASS_CHAOS"
+AWAITED_VARIABLE = "WINDLASS_AWAITED"
 
 JOIN_SECONDS = 60.0
 BEACON = "windlass-cluster"
@@ -112,6 +113,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     is_return: bool = False  # a manager comes back: the cluster of its journal lives
     dead_pids: tuple[int, ...] = ()  # for a manager that comes back: nodes that have died meanwhile
     record: str = ""  # where this node notes down what it does, if it is traced
+    num_awaited: int = 0  # a worker begins when so many are there: after a restart, say
     options: Options = msgspec.field(default_factory=Options)
 
 
@@ -159,6 +161,7 @@ def open_store(config: NodeConfig) -> Store:
         client.witness = Witness(hub.ledger, me)
     try:
         client.join(config.manager, JOIN_SECONDS)
+        client.await_workers(config.num_awaited, JOIN_SECONDS)
     except BaseException:
         hub.close()
         raise
@@ -175,6 +178,7 @@ def environment(config: NodeConfig) -> dict[str, str]:
         RECORD_VARIABLE: config.record,
         LATE_VARIABLE: "1" if config.is_late else "",
         NAMESPACE_VARIABLE: config.namespace,
+        AWAITED_VARIABLE: str(config.num_awaited),
     }
 
 
@@ -199,6 +203,7 @@ def from_environment(**overrides: Any) -> NodeConfig:
         record=os.environ.get(RECORD_VARIABLE, ""),
         is_late=bool(os.environ.get(LATE_VARIABLE)),
         namespace=overrides.get("namespace") or os.environ.get(NAMESPACE_VARIABLE, ""),
+        num_awaited=int(os.environ.get(AWAITED_VARIABLE, "0")),
     )
 
 

@@ -196,7 +196,7 @@ class ProcessEngine:
         if self._failed is not None:
             raise ClusterError(self._failed)
         if self._broken is not None:
-            self._replace_workers()
+            self.replace_workers()
         self._fill_seats()
         self._runs += 1
         workers = [self.children[f"worker-{rank}"] for rank in range(self._counts[1])]
@@ -263,8 +263,10 @@ class ProcessEngine:
         for child in others:
             child.channel.readable(max(0.0, deadline - time.monotonic()))
 
-    def _replace_workers(self) -> None:
+    def replace_workers(self) -> None:
         """After a failed run the workers' clocks differ: new ones take their seats. Keys and values stay."""
+        if not self._has_workers:
+            return
         names = [f"worker-{rank}" for rank in range(self._counts[1])]
         for name in names:
             child = self.children[name]

@@ -151,10 +151,7 @@ class ThreadEngine:
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         if self._is_broken:
-            self._is_broken = False
-            for store in self._workers:
-                store.close()
-            self._join_workers()
+            self.replace_workers()
         self._runs += 1
         outcomes: dict[int, Outcome] = {}
         first: list[int] = []
@@ -188,6 +185,12 @@ class ThreadEngine:
             outcome.error.add_note(f"raised in worker-{first[0]}:\n{outcome.trace}")
             raise outcome.error
         return [outcomes[rank].result for rank in range(self._counts[1])]
+
+    def replace_workers(self) -> None:
+        self._is_broken = False
+        for store in self._workers:
+            store.close()
+        self._join_workers()
 
     def close(self) -> None:
         for store in (*self._workers, *([self._driver] if self._driver else [])):

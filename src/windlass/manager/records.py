@@ -49,9 +49,15 @@ class Published(Record, frozen=True):
     moves: tuple[Move, ...] = ()
 
 
+class Checkpointed(Record, frozen=True):
+    """The last complete checkpoint is there."""
+
+    path: str
+
+
 NOBODY = Incarnation(0)
 
-AnyRecord = Term | NewKey | KeyPlaced | KeyDropped | Published | EpochDone
+AnyRecord = Term | NewKey | KeyPlaced | KeyDropped | Published | EpochDone | Checkpointed
 
 
 class KeyImage(msgspec.Struct):
@@ -85,6 +91,7 @@ class Image:
         self.keys: dict[KeyId, KeyImage] = {}
         self.dropped: dict[KeyId, str] = {}
         self.epochs: dict[tuple[str, str], int] = {}  # done, by namespace and workload
+        self.checkpoint = ""
         for record in records:
             self.apply(record)
 
@@ -104,6 +111,8 @@ class Image:
                 self.epochs[(namespace, workload)] = epochs
             case Published():
                 self._publish(record)
+            case Checkpointed(path=path):
+                self.checkpoint = path
 
     def _publish(self, published: Published) -> None:
         self.number = published.number
@@ -127,6 +136,8 @@ class Image:
             yield Published(number=self.number, joined=everybody, left=tuple(self.departed), dead=tuple(self.dead))
         for (namespace, workload), epochs in self.epochs.items():
             yield EpochDone(namespace=namespace, workload=workload, epochs=epochs)
+        if self.checkpoint:
+            yield Checkpointed(path=self.checkpoint)
         for key, image in self.keys.items():
             yield from _doubts(key, image, self.number)
 

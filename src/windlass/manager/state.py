@@ -22,8 +22,9 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Event, Hangup, LinkDown, Log, Persist, Received, Send, Tick
 from windlass.errors import UsageError
 from windlass.manager.chart import Chart, Charted, Steps
+from windlass.manager.describing import describe_key, describe_node, difference
 from windlass.manager.placement import SHARDS_PER_SERVER
-from windlass.manager.records import Image, KeyDropped, KeyPlaced, NewKey, Published
+from windlass.manager.records import Checkpointed, Image, KeyDropped, KeyPlaced, NewKey, Published
 from windlass.manager.recovery import Recovery
 from windlass.types import MANAGER, Generation, Incarnation, KeyId, KeySpec, Node, Role
 
@@ -86,6 +87,7 @@ class ManagerState:
         self._recovery: Recovery | None = None
         self._doubted: set[tuple[KeyId, int]] = set()  # shards that somebody who was silent may still speak for
         self._back_at = 0.0  # since when everybody has known who is not a member any more
+        self.checkpoint = ""  # the last complete one
         if image is not None and image.number:
             self._restore(image)
 
@@ -136,6 +138,9 @@ class ManagerState:
                 return self._on_drain(peer, message)
             case m.Beat():
                 return [Send(peer, m.Beat(sent=message.sent, is_answer=True))]
+            case m.Saved(path=path):
+                self.checkpoint = path
+                return [Persist(Checkpointed(path=path)), Send(peer, m.Done(request=message.request))]
             case m.Abort():
                 mine = self._drivers.get(peer, "")
                 return [Send(node.incarnation, message) for node in self._of(Role.WORKER) if node.namespace == mine]
@@ -150,6 +155,7 @@ class ManagerState:
         self._written = set(image.nodes)
         self.departed = list(image.departed.values())
         self._next_key = image.next_key
+        self.checkpoint = image.checkpoint
         for node in sorted(self._of(Role.SERVER), key=lambda node: node.rank):
             self.chart.join(node.incarnation, node.rank, is_late=False)
         for number, kept in image.keys.items():
@@ -436,7 +442,10 @@ class ManagerState:
     ) -> m.Membership:
         nodes = sorted(self.nodes.values(), key=lambda node: (node.role, node.rank))
         term, number = self.generation
-        return m.Membership(term=term, number=number, nodes=tuple(nodes), reason=reason, moves=tuple(moves), dead=dead)
+        return m.Membership(
+            term=term, number=number, nodes=tuple(nodes), reason=reason, moves=tuple(moves), dead=dead,
+            checkpoint=self.checkpoint,
+        )  # fmt: skip
 
     def _of(self, role: Role) -> list[Node]:
         return [node for node in self.nodes.values() if node.role is role]
@@ -459,9 +468,9 @@ class ManagerState:
             except UsageError as error:
                 return [Send(peer, m.Refused(request=declare.request, is_usage=True, reason=str(error)))]
             return self._new_key(peer, declare)
-        difference = _difference(key.spec, spec)
-        if difference:
-            reason = f"'{spec.name}' is declared already, {difference}; delete it first, or declare it alike everywhere"
+        unlike = difference(key.spec, spec)
+        if unlike:
+            reason = f"'{spec.name}' is declared already, {unlike}; delete it first, or declare it alike everywhere"
             return [Send(peer, m.Refused(request=declare.request, is_usage=True, reason=reason))]
         key.waiting.append((peer, declare.request))
         return self._answer(key)
@@ -542,19 +551,13 @@ class ManagerState:
         names = {node.incarnation: node.name for node in (*self.departed, *self.nodes.values())}
         return {
             "generation": str(self.generation),
-            "nodes": [_plain(self._self, "alive")]
-            + [_plain(node, "alive") for node in sorted(self.nodes.values(), key=lambda n: (n.role, n.rank))]
-            + [_plain(node, "gone") for node in self.departed],
+            "checkpoint": self.checkpoint,
+            "nodes": [describe_node(self._self, "alive")]
+            + [describe_node(node, "alive") for node in sorted(self.nodes.values(), key=lambda n: (n.role, n.rank))]
+            + [describe_node(node, "gone") for node in self.departed],
             "keys": {
-                key.spec.full_name: {
-                    "name": key.spec.name,
-                    "namespace": key.spec.namespace,
-                    "id": key.id,
-                    "shape": list(key.spec.shape),
-                    "dtype": key.spec.dtype,
-                    "reduce": key.spec.reduce.path,
-                    "update": key.spec.update.path,
-                    "consistency": repr(key.spec.consistency),
+                key.spec.full_name: describe_key(key.id, key.spec)
+                | {
                     "replicas": self.config.replicas,
                     "shards": [[names[server] for server in chain] for chain in key.charted.chains],
                 }
@@ -563,30 +566,8 @@ class ManagerState:
         }
 
 
-def _plain(node: Node, state: str) -> dict[str, Any]:
-    return {
-        "name": node.name,
-        "role": str(node.role),
-        "rank": node.rank,
-        "incarnation": node.incarnation,
-        "pid": node.pid,
-        "address": node.address,
-        "state": state,
-    }
-
-
 def _named(spec: KeySpec) -> tuple[str, str]:
     return spec.namespace, spec.name
-
-
-def _difference(known: KeySpec, new: KeySpec) -> str:
-    """How a second declaration departs from the first, field by field; empty when it does not."""
-    parts = [
-        f"{field} was {getattr(known, field)!r}, got {getattr(new, field)!r}"
-        for field in known.__struct_fields__
-        if getattr(known, field) != getattr(new, field)
-    ]
-    return "; ".join(parts)
 
 
 def _latest(moves: Sequence[m.Move]) -> list[m.Move]:

@@ -29,7 +29,13 @@ class ArrivalShard(Shard):
         return max((clock for who, clock in self.clocks.received.items() if who in self.live), default=0)
 
     def slot_version(self, slot: HeldSlot) -> int:
-        return self.version
+        return self.version + self.base
+
+    def current_count(self) -> int:
+        return self.version + self.base
+
+    def moment(self, count: int | None) -> int | None:
+        return None if count is None else -1
 
     def admit(self, peer: Incarnation, push: m.Push) -> Admission:
         admission = self.clocks.admit(peer, push.clock)

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from windlass._wire import messages as m
-from windlass._wire.effects import Effect, Send
+from windlass._wire.effects import Send
 from windlass.server.arrival import ArrivalShard
+from windlass.server.freezing import Freezer
 from windlass.server.host import Members, Routes
 from windlass.server.pins import Pins
 from windlass.server.sequential import SequentialShard
 from windlass.server.shard import Shard
-from windlass.types import Block, Bytes, Incarnation, KeyId, KeySpec
+from windlass.types import Bytes, Incarnation, KeyId, KeySpec
 
 AnyShard = SequentialShard | ArrivalShard
 
@@ -36,7 +37,7 @@ class HeldKey:
         heads = [shard for shard in shards if shard.log.is_head]
         clocks = min(heads or shards, key=lambda shard: shard.version).clocks.applied if shards else {}
         return {
-            "version": min((shard.version for shard in heads or shards), default=0),
+            "version": min((shard.version + shard.base for shard in heads or shards), default=0),
             "value_bytes": sum(slot.dense.value_bytes for slot in slots),
             "state_bytes": sum(slot.dense.state_bytes for slot in slots),
             "staged_bytes": sum(shard.staged_bytes for shard in shards),
@@ -105,6 +106,7 @@ class Looked(Protocol):
     keys: dict[KeyId, HeldKey]
     members: Members
     pins: Pins
+    freezer: Freezer
 
 
 def inspect(server: Looked, peer: Incarnation, asked: m.Inspect) -> Any:
@@ -118,6 +120,7 @@ def inspect(server: Looked, peer: Incarnation, asked: m.Inspect) -> Any:
     return {
         "generation": str(server.members.generation),
         "pins": len(server.pins),
+        "frozen": len(server.freezer),
         "keys": {
             key.spec.full_name: key.describe(server.members) | (key.counts() if asked.with_counts else {})
             for key in server.keys.values()
@@ -131,15 +134,3 @@ def refusal(order: m.Read | m.Commit, problem: str) -> Send:
         return Send(order.writer, m.Refused(request=order.request, is_usage=True, reason=problem))
     answer = m.Pulled(pull=order.pull, key=order.key, clock=0, version=0, pieces=order.pieces, error=problem)
     return Send(order.reader, answer)
-
-
-def dump(peer: Incarnation, shard: Shard, wanted: m.Dump) -> list[Effect]:
-    """One array of what a slot is made of."""
-    arrays, meta = shard.slots[wanted.slot].dense.dump()
-    names = tuple(arrays)
-    if not 0 <= wanted.part < len(names):
-        reason = f"slot {wanted.slot} of '{shard.spec.name}' is made of {len(names)} arrays, asked for {wanted.part}"
-        return [Send(peer, m.Refused(request=wanted.request, is_usage=True, reason=reason))]
-    dtypes = tuple(str(array.dtype) for array in arrays.values())
-    data = Block(arrays[names[wanted.part]].reshape(-1).view("uint8"))
-    return [Send(peer, m.Dumped(request=wanted.request, names=names, dtypes=dtypes, meta=meta), (data,))]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from windlass.server.pins import Pins
 from windlass.types import Chain, Generation, Incarnation, Memory, Node
+
+if TYPE_CHECKING:
+    from windlass.server.freezing import Freezer
 
 
 @dataclass(slots=True)
@@ -48,6 +52,7 @@ class Host:
     memory: Memory
     pins: Pins
     members: Members
+    freezer: Freezer
 
 
 @dataclass(slots=True)

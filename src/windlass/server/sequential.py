@@ -12,7 +12,7 @@ from windlass.consistency.rounds import Contribution, StagedPiece
 from windlass.consistency.verdict import who_lacks
 from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
-from windlass.server.units import ROUND, Apply, End, HeldSlot, Order
+from windlass.server.units import ROUND, Apply, End, Freezing, HeldSlot, Order
 from windlass.store.dense import DenseSlot
 from windlass.types import Generation, Incarnation, Lease
 
@@ -30,7 +30,7 @@ class SequentialShard(Shard):
         self._reports = self.keeper_kind(self.num_shards)  # used by the keeper alone
         self._gone: list[Incarnation] = []  # departed workers whose last push is in a round that is being applied
         self._reported = 0  # the last round that the keeper was told of
-        self._ahead: list[Order] = []  # the keeper's orders for rounds that are not closed here yet
+        self._ahead: list[Order | Freezing] = []  # the keeper's orders for rounds that are not closed here yet
 
     @property
     def is_keeper(self) -> bool:
@@ -43,7 +43,7 @@ class SequentialShard(Shard):
         return self.rounds.closed
 
     def slot_version(self, slot: HeldSlot) -> int:
-        return slot.rounds
+        return slot.rounds + self.base
 
     def admit(self, peer: Incarnation, push: m.Push) -> Admission:
         admission = self.clocks.admit(peer, push.clock)
@@ -69,7 +69,13 @@ class SequentialShard(Shard):
     def current_round(self) -> int:
         return self.rounds.closed
 
-    def schedule(self, order: Order) -> list[Effect]:
+    def current_count(self) -> int:
+        return self.rounds.closed + self.base
+
+    def moment(self, count: int | None) -> int | None:
+        return None if count is None else count - self.base
+
+    def schedule(self, order: Order | Freezing) -> list[Effect]:
         """An order for a round that is still to be closed here waits for it; one for a round gone by has missed its
         moment, and whoever gave it will give it again."""
         if order.round > self.rounds.closed:

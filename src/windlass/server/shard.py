@@ -20,6 +20,7 @@ from windlass._wire.effects import Effect, Later, Log, Received, Recycle, Send
 from windlass.consistency import Admission, Clocks, CountedBatches
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.crew import Crew
+from windlass.server.freezing import Freezes
 from windlass.server.host import Host, Routes
 from windlass.server.log import COPIED_BYTES, Teaching, Whole
 from windlass.server.log import Log as ShardLog
@@ -31,6 +32,7 @@ from windlass.server.units import (
     Echo,
     End,
     First,
+    Freezing,
     HeldSlot,
     Learn,
     Mark,
@@ -51,7 +53,7 @@ from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation
 MAX_REFUSED = 64
 
 
-class Shard(Crew):
+class Shard(Crew, Freezes):
     """Every method that can answer somebody returns effects; what they tell must pass `log.hold_back`."""
 
     log_kind: type[ShardLog] = ShardLog
@@ -76,7 +78,9 @@ class Shard(Crew):
         self._crew = None
         self.counted: dict[Incarnation, int] = {}  # elements that are in the value, by who gave them; the departed, too
         self.version = 0
+        self.base = 0  # updates that the key had taken before, in the cluster that it was saved in
         self.members = host.members
+        self.freezer = host.freezer
         self.log = self.log_kind(place.key, number, host.me, host.pins, host.memory)
         self.ancestors: set[Incarnation] = set()  # who was before us in the chain and may not know that it is out
         self.lesson = 0  # the last one begun, by us or with us; what belongs to earlier ones is void
@@ -123,7 +127,7 @@ class Shard(Crew):
             case m.Kind.RESTORE:
                 named_arrays = zip(entry.names, entry.dtypes, pieces, strict=True)
                 arrays = {name: data.view(dtype) for name, dtype, (*_, data) in named_arrays}
-                restored = Restored(entry.clock, arrays, entry.meta or {}, None)
+                restored = Restored(entry.clock, arrays, entry.meta or {}, None, entry.count)
                 units = [Echo(whole.index, entry.clock, restored)]
         return self.queue([*units, Mark(whole)])
 
@@ -190,6 +194,7 @@ class Shard(Crew):
             "applied": dict(self.clocks.applied),
             "version": self.version,
             "counted": dict(self.counted),
+            "base": self.base,
             "refused": [[who, clock, error] for (who, clock), error in self._refused.items()],
             "resting": sorted(self.resting),
             "leases": self.batches.dump(),
@@ -198,7 +203,7 @@ class Shard(Crew):
     def learn_counts(self, counts: dict[str, Any]) -> None:
         self.clocks.received = {Incarnation(who): clock for who, clock in counts["applied"].items()}
         self.clocks.applied = {Incarnation(who): clock for who, clock in counts["applied"].items()}
-        self.version = counts["version"]
+        self.version, self.base = counts["version"], counts["base"]
         self.resting = {Incarnation(who) for who in counts["resting"]}
         self.batches.load(counts["leases"])
         self._crew = None
@@ -252,6 +257,7 @@ class Shard(Crew):
 
     def demote(self) -> None:
         """Somebody else is the head now: what is here and in no entry is sent to it again."""
+        self.freezer.drop_shard(self.id, self.number)
         self._attaching.clear()
         self._writes.clear()
         self.batches.give_up()
@@ -318,12 +324,16 @@ class Shard(Crew):
         old = slot.dense.restore(unit.arrays, unit.meta, is_pinned=self._pins.is_pinned(slot.dense.block))
         self._pins.retire(old)
         slot.missing = 0
+        if unit.count >= 0:
+            self.base = unit.count - self.version
         effects: list[Effect] = []
         if unit.request is not None:
             for array in unit.arrays.values():
                 effects += self._log_part(((unit.slot, 0, 0),), [array.reshape(-1).view(np.uint8)])
             names, dtypes = tuple(unit.arrays), tuple(str(array.dtype) for array in unit.arrays.values())
-            entry = m.LogEntry(kind=m.Kind.RESTORE, clock=unit.slot, names=names, dtypes=dtypes, meta=unit.meta)
+            entry = m.LogEntry(
+                kind=m.Kind.RESTORE, clock=unit.slot, names=names, dtypes=dtypes, meta=unit.meta, count=unit.count
+            )
             effects += self.log.seal(entry)
             peer, request = unit.request
             effects.append(Send(peer, m.Done(request=request)))
@@ -374,6 +384,7 @@ class Shard(Crew):
 
     def dissolve(self) -> list[Effect]:
         """The key is deleted: give its memory back and tell those who wait."""
+        self.freezer.drop_shard(self.id, self.number)
         effects: list[Effect] = []
         gone = f"'{self.spec.name}' was deleted"
         for slot in self.slots.values():
@@ -388,6 +399,7 @@ class Shard(Crew):
 
     def leave(self) -> list[Effect]:
         """The shard is not held here any more: give its memory back. Who waits has heard of it, and asks elsewhere."""
+        self.freezer.drop_shard(self.id, self.number)
         for slot in self.slots.values():
             self._pins.retire(slot.dense.block)
         return [*self.log.dissolve(), *self.send_away()]
@@ -410,7 +422,7 @@ class Shard(Crew):
     def current_round(self) -> int:
         """After which round the keeper puts an order; -1 where there are no rounds."""
 
-    def schedule(self, order: Order) -> list[Effect]:
+    def schedule(self, order: Order | Freezing) -> list[Effect]:
         """Queue an order: its moment has come."""
         if isinstance(order, m.Commit):
             number, staged = self._writes.get(order.writer, (-1, {}))
@@ -488,6 +500,8 @@ class Shard(Crew):
                 return self._teach(unit)
             case Learn():
                 return self._learn(unit)
+            case Freezing():
+                return self.carry_out(unit)
             case _:
                 return self._carry_out(unit)
 

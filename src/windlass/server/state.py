@@ -32,20 +32,17 @@ from windlass._wire.effects import (
 )
 from windlass.errors import UsageError
 from windlass.server.arrival import ArrivalShard
-from windlass.server.held import AnyShard, HeldKey, asked_for, dump, inspect, misfit, misread, refusal
+from windlass.server.freezing import Freezer
+from windlass.server.held import AnyShard, HeldKey, asked_for, inspect, misfit, misread, refusal
 from windlass.server.host import Host, Members, Routes
 from windlass.server.log import Standing, Teaching
+from windlass.server.making import Maker, Restoring
 from windlass.server.pins import Pins
 from windlass.server.sequential import Advance, SequentialShard
 from windlass.server.shard import Shard
 from windlass.server.teaching import hear_learner, hear_teacher
-from windlass.server.units import Restored
-from windlass.store.dense import DenseSlot, warm
-from windlass.store.reduce import Op, resolve_reducer
-from windlass.store.update import Fused, resolve_updater
 from windlass.types import (
     MANAGER,
-    Array,
     Bytes,
     Chain,
     Generation,
@@ -74,6 +71,7 @@ class ServerConfig:
 class ServerState:
     sequential_shard: type[SequentialShard] = SequentialShard
     arrival_shard: type[ArrivalShard] = ArrivalShard
+    freezer_kind: type[Freezer] = Freezer
 
     def __init__(self, me: Incarnation, memory: Memory, config: ServerConfig) -> None:
         self.me = me
@@ -83,16 +81,17 @@ class ServerState:
         self.nodes: dict[Incarnation, Node] = {}
         self._memory = memory
         self.pins = Pins(memory)
-        self._host = Host(me, memory, self.pins, self.members)
+        self.freezer = self.freezer_kind(me, self.pins, memory)
+        self._host = Host(me, memory, self.pins, self.members, self.freezer)
         self._now = 0.0
         self._linked: set[Incarnation] = set()
         self._early: dict[Incarnation, list[Received]] = {}
-        self._restoring: dict[tuple[Incarnation, KeyId, int], dict[str, Array]] = {}
+        self._restoring = Restoring()
         self._confirmed: dict[Incarnation, float] = {}  # our clock at the last beat that each server has answered
         self._answered: dict[Incarnation, float] = {}  # when we last answered a beat of each server
         self._beaten_at = 0.0
         self._is_leaving = False
-        self._warmed: set[tuple[str, str, str]] = set()
+        self._maker = Maker(memory, config.local)
         self._horizons: dict[Incarnation, int] = {}  # the first pin made since the link to each peer is open
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -247,8 +246,11 @@ class ServerState:
                 return self._on_order(peer, message)
             case m.Tally() if peer == MANAGER:
                 return self._on_tally(message)
-            case m.Pull() | m.Init() | m.Write() | m.Attach() | m.Detach() | m.Dump() | m.Restore():
+            case m.Pull() | m.Init() | m.Write() | m.Attach() | m.Detach() | m.Freeze() | m.Dump() | m.Restore():
                 return self._on_key(event, message)
+            case m.Thaw(snapshot=snapshot):
+                self.freezer.thaw(peer, snapshot)
+                return []
             case _:
                 return [Log("warning", f"incarnation {peer} sent a server {type(message).__name__}; ignored")]
 
@@ -274,6 +276,8 @@ class ServerState:
                 )
                 return [Send(peer, pulled)]
             return [Recycle(data), Send(peer, m.Refused(request=message.request, is_usage=True, reason=problem))]
+        if isinstance(message, m.Dump):  # of what was told to be frozen, and so was safe
+            return shard.dump(peer, message)
         return self._told(shard, self._ask_shard(shard, peer, message, data))
 
     def _ask_shard(self, shard: AnyShard, peer: Incarnation, message: Any, data: tuple[Bytes, ...]) -> list[Effect]:
@@ -289,10 +293,10 @@ class ServerState:
             case m.Write():
                 shard.stage_write(peer, message, data)
                 return [Recycle(data), Send(peer, m.Done(request=message.request))]
-            case m.Dump():
-                return dump(peer, shard, message)
+            case m.Freeze():
+                return shard.freeze(peer, message)
             case m.Restore():
-                return self._restore(peer, shard, message, data)
+                return self._restoring.take(peer, shard, message, data)
         return []
 
     def _on_order(self, peer: Incarnation, order: m.Read | m.Commit) -> list[Effect]:
@@ -462,6 +466,7 @@ class ServerState:
             if is_server and node.incarnation not in self._linked:
                 effects.append(Dial(node.incarnation, node.addresses))
         for who in departed:
+            self.freezer.drop_saver(who)
             if who not in self._linked:  # else it may still be reading; the end of its link will tell
                 self.pins.release_all(who)
         moved = self._on_moves(membership)
@@ -558,9 +563,9 @@ class ServerState:
     def _on_link_down(self, peer: Incarnation) -> list[Effect]:
         self._linked.discard(peer)
         self._early.pop(peer, None)
-        for begun in [begun for begun in self._restoring if begun[0] == peer]:
-            del self._restoring[begun]
+        self._restoring.drop(peer)
         self._horizons.pop(peer, None)
+        self.freezer.drop_saver(peer)
         if peer not in self.nodes:  # a member may be in the middle of reading: Hold will tell
             self.pins.release_all(peer)
         for shard in self._shards():
@@ -596,33 +601,10 @@ class ServerState:
         return key
 
     def _make(self, place: m.Place, number: int, routes: Routes) -> AnyShard:
-        spec = place.spec
-        reducer = resolve_reducer(spec.reduce, self.config.local)
-        updater = resolve_updater(spec.update, self.config.local)
-        rules = (spec.dtype, spec.reduce.path, spec.update.path)
-        if rules not in self._warmed:
-            self._warmed.add(rules)
-            if isinstance(updater, Fused) and reducer.op is not Op.CUSTOM:
-                warm(spec.dtype, reducer, updater)  # now, when nobody waits but who declares: it may have to compile
-        slots = {}
-        for slot in spec.shard_slots(number, len(place.chains)):
-            lo, hi = spec.slot_range(slot)
-            slots[slot] = DenseSlot(
-                size=hi - lo, dtype=spec.dtype, reducer=reducer, updater=updater, memory=self._memory
-            )
-        kind = self.sequential_shard if isinstance(spec.consistency, Sequential) else self.arrival_shard
+        slots = self._maker.slots(place, number)
+        kind = self.sequential_shard if isinstance(place.spec.consistency, Sequential) else self.arrival_shard
         return kind(place, number, slots, routes, self._host)
 
     def _on_forget(self, key_id: KeyId) -> list[Effect]:
         key = self.keys.pop(key_id, None)
         return [] if key is None else [effect for shard in key.shards.values() for effect in shard.dissolve()]
-
-    def _restore(self, peer: Incarnation, shard: AnyShard, restore: m.Restore, data: tuple[Bytes, ...]) -> list[Effect]:
-        arrays = self._restoring.setdefault((peer, shard.id, restore.slot), {})
-        for part in data:
-            arrays[restore.name] = part.copy().view(restore.dtype)
-        if not restore.is_last:
-            return [Recycle(data), Send(peer, m.Done(request=restore.request))]
-        del self._restoring[(peer, shard.id, restore.slot)]
-        unit = Restored(restore.slot, arrays, restore.meta, (peer, restore.request))
-        return [Recycle(data), *shard.restore(unit)]

@@ -9,7 +9,7 @@ from windlass._wire import messages as m
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.log import Whole
 from windlass.store.dense import DenseSlot
-from windlass.types import Array, Bytes, Incarnation
+from windlass.types import Array, Bytes, Incarnation, KeyId
 
 UNSEEN = 1 << 62
 """The base of a slot that a learner has not been shown: no entry applies to it."""
@@ -111,6 +111,7 @@ class Restored:
     arrays: dict[str, Array]
     meta: dict[str, Any]
     request: tuple[Incarnation, int] | None
+    count: int = -1  # how many updates the key had taken
 
 
 @dataclass(slots=True)
@@ -147,9 +148,18 @@ class Mark:
     whole: Whole
 
 
+@dataclass(slots=True)
+class Freezing:
+    """Unit of work: keep the shard as it is now, for a saver; it is told under `request`, unless that is 0."""
+
+    which: tuple[Incarnation, int, KeyId, int]
+    round: int
+    request: int
+
+
 Order = m.Read | m.Commit
-Unit = Apply | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn | m.Read | m.Commit
-FREE = (End, Start, Rest, Mark)
+Unit = Apply | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn | Freezing | m.Read | m.Commit
+FREE = (End, Start, Rest, Mark, Freezing)
 """Units that touch no data."""
 
 

@@ -38,6 +38,23 @@ class Reduced(NamedTuple):
     data: Bytes
 
 
+@dataclass(slots=True, eq=False)
+class _Ice:
+    """Arrays beside the published value that somebody keeps as they are. While there are holders, the slot goes on with
+    copies of them."""
+
+    arrays: dict[str, Array]
+    num_holders: int = 0
+
+
+class FrozenSlot(NamedTuple):
+    """Everything that a slot was made of at one moment. It stays so while `block` is pinned, and until `thaw`."""
+
+    block: Block
+    ice: _Ice
+    meta: dict[str, Any]
+
+
 class _Part(NamedTuple):
     """A stretch in which the same contributions meet elements of the same step."""
 
@@ -72,6 +89,7 @@ class DenseSlot:
         self._tuned: tuple[Mapping[str, float], Updater] = ({}, updater)
         self._numbered: Updater | None = None  # whose coefficients `_numbers` are
         self._numbers = np.empty(0)
+        self._ice: _Ice | None = None  # what somebody keeps of the arrays that we use now
         for name in updater.state_names():
             self._add_state(name)
         self._kernel: Any = None
@@ -101,6 +119,7 @@ class DenseSlot:
         self._value.elements(lo, hi, data)
         if lo == hi:
             return None
+        self._unshare()
         target = self._value.elsewhere(is_whole=hi - lo == self.size) if is_pinned else self._value.here()
         self._value.write(lo, hi, data, target)
         return self._value.swap(target)
@@ -178,6 +197,7 @@ class DenseSlot:
         return self._update_parts(job, cut, aggregate, updater, is_pinned)
 
     def _update_whole(self, job: Array, updater: Updater, is_pinned: bool) -> Block | None:
+        self._unshare()
         steps, value = self.spans.steps, self._value
         target = value.elsewhere(is_whole=True) if is_pinned else value.here()
         self._run(job, updater, target, steps[0] + 1)
@@ -243,6 +263,7 @@ class DenseSlot:
         value, is_fused = self._value, self._kernel is not None
         aggregates = [] if is_fused else [aggregate(part) for part in parts]
         is_whole = is_fused and sum(part.hi - part.lo for part in parts) == self.size
+        self._unshare()
         target = value.elsewhere(is_whole=is_whole) if is_pinned else value.here()
         try:
             if is_fused:
@@ -320,6 +341,30 @@ class DenseSlot:
             arrays["master"] = self._value.array.copy()
         arrays |= {f"state.{name}": each.copy() for name, each in self.state.items()}
         return arrays, {"size": self.size, "dtype": self.dtype, "spans": self.spans.dump()}
+
+    def freeze(self) -> FrozenSlot:
+        """The same without copies. Until `thaw`, what changes is copied first, once; the caller pins the block."""
+        if self._ice is None:
+            arrays = {"master": self._value.array} if self._value.is_half else {}
+            self._ice = _Ice(arrays | {f"state.{name}": each for name, each in self.state.items()})
+        self._ice.num_holders += 1
+        return FrozenSlot(self.block, self._ice, {"size": self.size, "dtype": self.dtype, "spans": self.spans.dump()})
+
+    def thaw(self, frozen: FrozenSlot) -> None:
+        """Nobody needs it any more; once for each `freeze`."""
+        frozen.ice.num_holders -= 1
+
+    def frozen_arrays(self, frozen: FrozenSlot) -> dict[str, Array]:
+        """As `dump` names them, not copied."""
+        return {"value": frozen.block.array.view(self._value.storage), **frozen.ice.arrays}
+
+    def _unshare(self) -> None:
+        """About to change: what others keep stays as it is."""
+        ice, self._ice = self._ice, None
+        if ice is not None and ice.num_holders:
+            self.state = {name: each.copy() for name, each in self.state.items()}
+            if self._value.is_half:
+                self._value.array = self._value.array.copy()
 
     def restore(self, arrays: Mapping[str, Array], meta: Mapping[str, Any], *, is_pinned: bool = False) -> Block | None:
         """Become what `dump` gave; its arrays may have come as bytes. Returns the old block where `is_pinned`."""

@@ -11,6 +11,7 @@ pull cover it. For a pull after n own pushes, on every slot:
     Bounded(d)   the first n - d of every live worker are in
     not Seq.     what was acknowledged before the pull began is in
     a driver's   the value after one and the same round on every slot; what was acknowledged before is in
+    a snapshot   the same, and on a sequential key it is the round that the saver was told
     final        everything acknowledged is in
 """
 
@@ -72,6 +73,10 @@ def judge(history: History) -> Verdict:
                 if isinstance(event, Pulled) and event.key == shape.name:
                     num_pulls += 1
                     judged.pull(log, event, number)
+        for number, saved in enumerate(history.snapshots, 1):
+            if saved.key == shape.name:
+                num_pulls += 1
+                judged.snapshot(saved, number)
         if shape.name in history.final:
             judged.final(history.final[shape.name])
         violations += judged.violations
@@ -142,6 +147,18 @@ class _KeyJudge:
         if isinstance(self.shape.consistency, Sequential) and low >= high:
             got = f"round {low} on slot {low_by}, but not round {high} on slot {high_by}"
             self._fail("torn", reader, where, high_by, "one and the same round everywhere", got)
+
+    def snapshot(self, saved: Pulled, number: int) -> None:
+        """What was saved: exactly one round on every slot, the one that is told; or a state of each shard that existed.
+        All that was acknowledged before is in, and nothing twice."""
+        is_sequential = isinstance(self.shape.consistency, Sequential)
+        where = f"snapshot {number}" + (f" (after round {saved.clock})" if is_sequential else "")
+        for slot, seen in self._decode("a saver", where, saved.value, saved.lo, saved.hi, saved.responded):
+            for index, one in enumerate(seen):
+                self._order("a saver", where, slot, index, one)
+                self._acked_before("a saver", where, slot, index, one, saved)
+                if is_sequential:
+                    self._sequential("a saver", where, slot, index, one, saved)
 
     def final(self, value: Array) -> None:
         for slot, seen in self._decode("everybody", FINAL, value, 0, self.shape.size, 1e300):

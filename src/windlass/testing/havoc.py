@@ -44,6 +44,15 @@ class Shot:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One checkpoint, and when it was asked for and complete."""
+
+    path: str
+    began: float
+    ended: float
+
+
 Plan = Callable[["Hand"], None]
 
 
@@ -55,6 +64,7 @@ class Hand:
     rng: random.Random
     shots: list[Shot] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)  # servers that are not to be in any chain again
+    saves: list[Save] = field(default_factory=list)
     _pids: dict[str, int] = field(default_factory=dict)
 
     # --- looking ------------------------------------------------------------------------------------------------------
@@ -136,6 +146,13 @@ class Hand:
         self._note("remove", name)
         self.lost.add(name)
         self.cluster.remove_server(name)
+
+    def save(self, root: str) -> str:
+        """Save everything, as it is while the script is being played."""
+        began = time.monotonic()
+        path = self.cluster.store().save(root, name=f"save-{len(self.saves)}")
+        self.saves.append(Save(path, began, time.monotonic()))
+        return path
 
     def _signal(self, name: str, number: signal.Signals, what: str, *, is_lost: bool) -> None:
         pid = self.pid(name)

@@ -88,8 +88,10 @@ class WorkerLog:
 
 @dataclass(slots=True)
 class History:
-    """A whole run. `final` is each key's value when everything had come to rest."""
+    """A whole run. `final` is each key's value when everything had come to rest. `snapshots` are what was saved of keys
+    meanwhile, each as a pull of all of it; its clock is the round that the saver was told, 0 where there are none."""
 
     keys: dict[str, KeyShape]
     workers: list[WorkerLog]
     final: dict[str, Array] = field(default_factory=dict)
+    snapshots: list[Pulled] = field(default_factory=list)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from windlass._wire import messages as m
@@ -17,10 +18,12 @@ from windlass._wire.effects import Effect, Send
 from windlass.consistency import Admission, CountedBatches, Keeper, Verdict, may_pull
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.arrival import ArrivalShard
+from windlass.server.freezing import Freezer, Kept
 from windlass.server.log import Log
 from windlass.server.sequential import SequentialShard
 from windlass.server.state import ServerState
 from windlass.server.units import End, HeldSlot
+from windlass.store.dense import DenseSlot
 from windlass.testing.explorer import Limits
 from windlass.testing.world import CALM
 from windlass.types import Bounded, Eventual, Generation, Incarnation, Sequential
@@ -245,6 +248,40 @@ class ForgetsClocks(ServerState):
     arrival_shard = _StartsWithoutCounts
 
 
+# --- snapshots --------------------------------------------------------------------------------------------------------
+
+
+class _WritesInPlace(Freezer):
+    def keep(self, dense: DenseSlot) -> Kept:
+        kept = super().keep(dense)
+        self._pins.release(kept.pin)
+        return kept
+
+
+class SavesWhatChanges(ServerState):
+    """Goes on writing where a saver reads: it does not copy on write."""
+
+    freezer_kind = _WritesInPlace
+
+
+class _FreezesNow(SequentialShard):
+    def freeze(self, peer: Incarnation, wanted: m.Freeze) -> list[Effect]:
+        if wanted.round is None:
+            return super().freeze(peer, wanted)
+        now = msgspec.structs.replace(wanted, round=self.current_count())
+        return [
+            Send(one.peer, msgspec.structs.replace(one.message, count=wanted.round))
+            if isinstance(one, Send) and isinstance(one.message, m.Frozen) else one
+            for one in super().freeze(peer, now)
+        ]  # fmt: skip
+
+
+class FreezesNow(ServerState):
+    """Freezes a shard when it is asked, not after the round that it is asked for."""
+
+    sequential_shard = _FreezesNow
+
+
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 
@@ -367,6 +404,18 @@ MUTANTS = {
                 _PARTED, servers=(2, 2), workers=(3, 4), keys=(1, 1), clock=(6, 8), additions=2,
                 consistencies=(Eventual(),),
             ),
+            False,
+        ),
+        Mutant(
+            SavesWhatChanges,
+            frozenset({"sequential", "order", "acknowledged", "once", "never made"}),
+            replace(_CALM, clock=(4, 8), keys=(1, 1), savers=1, consistencies=_ROUNDS),
+            False,
+        ),
+        Mutant(
+            FreezesNow,
+            frozenset({"sequential", "departed"}),
+            replace(_CALM, servers=(2, 3), clock=(4, 8), savers=1, consistencies=_ROUNDS),
             False,
         ),
         Mutant(

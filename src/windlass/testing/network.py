@@ -92,6 +92,8 @@ class Shots:
     additions: int = 0
     drains: int = 0
     restarts: int = 0
+    snapshots: int = 0
+    melted: int = 0  # snapshots that had to begin anew
     flown: Counter[str] = field(default_factory=Counter)
     """How often each kind of message came, in runs that aim."""
     copied: Counter[str] = field(default_factory=Counter)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from windlass._wire import messages as m
+from windlass._wire.effects import Send
 from windlass.errors import WindlassError
 from windlass.store.reduce import reducer_rule
 from windlass.store.update import updater_rule
@@ -79,6 +80,7 @@ class Program:
     is_shared: bool
     is_joiner: bool = False
     is_ready: bool = False
+    post: Callable[[Send], None] = lambda send: None  # send what nobody answers
     memory: PoisonedHeap = field(default_factory=PoisonedHeap)
     under_way: int = 0
     error: WindlassError | None = None
@@ -263,8 +265,7 @@ class Reader(Program):
         try:
             entries = []
             for shape in self.plan.keys:
-                declared = yield from self._ask(MANAGER, self._lookup(shape))
-                key = self._use(declared)
+                key = yield from self._find(shape)
                 entries.append(Entry(key, "numpy", _Edge(self.memory, self.is_shared)))  # type: ignore[arg-type]
             for _ in range(self.rng.randint(1, 2 * self.plan.clock)):
                 number = self.rng.randrange(len(entries))
@@ -273,6 +274,10 @@ class Reader(Program):
                 self._check()
         except Gone:
             return
+
+    def _find(self, shape: KeyShape) -> Any:
+        declared = yield from self._ask(MANAGER, self._lookup(shape))
+        return self._use(declared)
 
     def _lookup(self, shape: KeyShape) -> Callable[[int], m.AnyMessage]:
         return lambda n: m.Lookup(request=n, name=shape.name)

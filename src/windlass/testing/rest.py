@@ -58,6 +58,8 @@ def _left_on(world: World, server: object) -> list[str]:
                 worker = world.workers.get(waiting.peer)
                 if worker is not None and worker.log.departed is None:
                     left.append(f"stuck: {name}: a pull of {worker.log.name} on '{shard.spec.name}' is not answered")
+    if len(server.freezer):
+        left.append(f"leak: {name} keeps {len(server.freezer)} frozen shards that nobody saves")
     num_blocks = len(world.heaps[server.me].live)
     if not len(server.pins) and num_blocks != num_slots:
         left.append(f"leak: {name} keeps {num_blocks} blocks for {num_slots} slots")

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from windlass.checkpoint import AfterRound, Reader
 from windlass.engines.cluster import Cluster
 from windlass.errors import WindlassError
 from windlass.testing.checker import Verdict, judge
-from windlass.testing.havoc import Havoc, Plan, Shot
+from windlass.testing.havoc import Havoc, Plan, Save, Shot
 from windlass.testing.history import History, KeyShape, Pulled, Pushed, WorkerLog
 from windlass.types import Consistency, Role
 from windlass.worker.store import Store
@@ -71,6 +73,7 @@ class Report:
     ended: float
     longest_seconds: float
     shots: tuple[Shot, ...] = ()
+    saves: tuple[Save, ...] = ()
 
     def num_during(self, what: str) -> int:
         """How many faults of this kind happened while the script was under way."""
@@ -85,7 +88,8 @@ def perform(cluster: Cluster, script: Script, plan: Plan = lambda hand: None) ->
         played: list[Played] = cluster.run(play, script)
     driver = cluster.store()
     final = {shape.name: np.array(driver.pull(shape.name)).reshape(-1) for shape in script.keys}
-    history = History({shape.name: shape for shape in script.keys}, [one.log for one in played], final)
+    shapes = {shape.name: shape for shape in script.keys}
+    history = History(shapes, [one.log for one in played], final, snapshots(hand.saves, shapes))
     return Report(
         judge(history),
         sum(one.cuts for one in played),
@@ -95,7 +99,21 @@ def perform(cluster: Cluster, script: Script, plan: Plan = lambda hand: None) ->
         max((_end(event) for one in played for event in one.log.events), default=0.0),
         max((_end(event) - event.invoked for one in played for event in one.log.events), default=0.0),
         tuple(hand.shots),
+        tuple(hand.saves),
     )
+
+
+def snapshots(saves: Iterable[Save], shapes: Mapping[str, KeyShape]) -> list[Pulled]:
+    """What is in these checkpoints, as the judge wants it."""
+    found = []
+    for save in saves:
+        reader = Reader(save.path)
+        for name in reader.keys.keys() & shapes.keys():
+            moment = reader.keys[name].moment
+            round = moment.round if isinstance(moment, AfterRound) else 0
+            value = reader.array(name).reshape(-1)
+            found.append(Pulled(name, round, 0, value.size, value, save.began, save.ended))
+    return found
 
 
 def _end(event: Pushed | Pulled) -> float:

@@ -20,6 +20,7 @@ from windlass.testing.leases import LeaseProgram
 from windlass.testing.network import Box, Network, Pair, PoisonedHeap
 from windlass.testing.program import Condition, Plan, Program, Reader
 from windlass.testing.rest import at_rest, final_values
+from windlass.testing.saving import Saver
 from windlass.testing.story import event_text
 from windlass.types import MANAGER, Bounded, Consistency, Eventual, Incarnation, Role, Sequential
 from windlass.worker.ops import Op, Request
@@ -27,6 +28,7 @@ from windlass.worker.state import ASK_AGAIN_SECONDS, GIVE_UP_SECONDS, REDIAL_SEC
 
 FIRST_WORKER = 10
 READER = Incarnation(99)
+SAVER = Incarnation(98)
 MAX_STEPS = 20_000
 MAX_PAUSES = 60
 LEASE_SECONDS = 3.0
@@ -55,6 +57,8 @@ class Limits:
     joins: int = 1
     readers: int = 0
     """1: in every second run a driver reads the newest round now and then."""
+    savers: int = 0
+    """1: in every second run a driver saves all keys now and then."""
     replicas: tuple[int, int] = (0, 2)
     crashes: int = 1
     """Servers that die. None that is the last of a chain."""
@@ -167,7 +171,8 @@ class World:
             self.add_server()
         for _ in range(num_workers):
             self.add_worker(is_joiner=False)
-        self.reader = self._add_reader() if rng.randint(0, limits.readers) else None
+        self.reader = self._add_onlooker(READER, Reader) if rng.randint(0, limits.readers) else None
+        self.saver = self._add_onlooker(SAVER, Saver) if limits.savers and rng.randint(0, limits.savers) else None
         self.faults = draw_faults(rng, limits)
         self.aims = draw_aims(rng, limits)
         self.hurry = rng.choice(limits.hurry)
@@ -211,21 +216,21 @@ class World:
     @property
     def has_seat(self) -> bool:
         """Whether there is room in the keys for one worker more."""
-        return len(self.workers) - (READER in self.workers) < self.plan.num_seats
+        return sum(me not in (READER, SAVER) for me in self.workers) < self.plan.num_seats
 
     def add_worker(self, *, is_joiner: bool) -> None:
-        seat = sum(me != READER for me in self.workers)
+        seat = sum(me not in (READER, SAVER) for me in self.workers)
         me, rank = Incarnation(FIRST_WORKER + seat), -1 if is_joiner else seat
         is_late = is_joiner and self.plan.leased is not None
         join = m.Join(role=Role.WORKER, pid=int(me), addresses=(), rank=rank, is_late=is_late)
         self._add(me, join, Program if self.plan.leased is None else LeaseProgram, is_joiner=is_joiner)
 
-    def _add_reader(self) -> WorkerNode:
-        reader = self._add(READER, m.Join(role=Role.DRIVER, pid=int(READER), addresses=()), Reader, is_joiner=True)
-        reader.waits_for = lambda: (
-            reader.state.is_joined and any(worker.program.is_ready for worker in self.workers.values())
+    def _add_onlooker(self, me: Incarnation, kind: type[Program]) -> WorkerNode:
+        onlooker = self._add(me, m.Join(role=Role.DRIVER, pid=int(me), addresses=()), kind, is_joiner=True)
+        onlooker.waits_for = lambda: (
+            onlooker.state.is_joined and any(worker.program.is_ready for worker in self.workers.values())
         )
-        return reader
+        return onlooker
 
     def _add(self, me: Incarnation, join: m.Join, kind: type[Program], *, is_joiner: bool) -> WorkerNode:
         log = WorkerLog(self.name(me))
@@ -239,7 +244,10 @@ class World:
             holdings=node.state.holdings,
             now=lambda: float(self.now), rank=lambda: node.state.rank,
             is_shared=self.net.is_shared, is_joiner=is_joiner,
+            post=lambda send: self._perform(me, [send]),
         )  # fmt: skip
+        if isinstance(node.program, Saver):
+            node.program.state = node.state
         node.steps = node.program.run()
         node.waits_for = lambda: node.state.is_joined or node.state.failure is not None
         self.workers[me] = node
@@ -499,8 +507,9 @@ class World:
             worker = self.workers[node]
             if isinstance(event, _Step):
                 self._go_on(worker)
-                if self.reader is not None:
-                    self._wake(READER, self.reader)
+                for onlooker in (self.reader, self.saver):
+                    if onlooker is not None:
+                        self._wake(onlooker.state.me, onlooker)
             else:
                 self._perform(node, worker.state.handle(event, self.seconds + worker.ahead))
                 if isinstance(event, LinkDown):
@@ -570,12 +579,18 @@ class World:
             answered = [one for one in worker.log.events if not isinstance(one, Pulled) or one.responded]
             is_torn = worker.log.departed is not None and bool(self.net.shots.crashes or self.net.shots.deposed)
             logs.append(replace(worker.log, events=answered, may_be_torn=is_torn))
+        snapshots: list[Pulled] = []
+        if self.saver is not None:
+            assert isinstance(self.saver.program, Saver)
+            snapshots = self.saver.program.snapshots
+            self.net.shots.snapshots += len(snapshots)
+            self.net.shots.melted += self.saver.program.num_melted
         judged = self.plan.keys if self.plan.leased is None else []
-        return History({shape.name: shape for shape in judged}, logs, final_values(self))
+        return History({shape.name: shape for shape in judged}, logs, final_values(self), snapshots)
 
     def name(self, node: Incarnation) -> str:
-        if node in (MANAGER, READER):
-            return "manager" if node == MANAGER else "driver"
+        if node in (MANAGER, READER, SAVER):
+            return {MANAGER: "manager", READER: "driver", SAVER: "saver"}[node]
         return f"server-{node - 1}" if node < FIRST_WORKER else f"worker-{node - FIRST_WORKER}"
 
     def tell(self, text: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from windlass._transport.base import Hub
 from windlass._wire import messages as m
@@ -67,6 +70,7 @@ class Client:
         self._turn = Turn(hub.wake)
         self._shield = Shield(hub.wake, self._on_cut)
         self._next_tick = 0.0
+        self.snapshot_numbers = itertools.count(1)  # a saver never uses one twice
         self._held: set[KeyInfo] = set()  # keys whose queue waits for tasks of other keys
         self._background: threading.Thread | None = None
         self._has_work = threading.Event()
@@ -362,8 +366,15 @@ class Client:
     def meet(self, workers: Collection[Incarnation], timeout: float) -> None:
         """Wait until the generation's workers are these: not some of those who sat here before, and nobody missing.
         Who does not come within `timeout` is not waited for: what the run does with the others will tell."""
+        self._step_until(lambda: self.state.workers == set(workers), timeout)
+
+    def await_workers(self, number: int, timeout: float) -> None:
+        """Wait until the generation has so many workers; not for longer than `timeout`."""
+        self._step_until(lambda: len(self.state.workers) >= number, timeout)
+
+    def _step_until(self, is_so: Callable[[], bool], timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while self.state.workers != set(workers) and self.state.failure is None and time.monotonic() < deadline:
+        while not is_so() and self.state.failure is None and time.monotonic() < deadline:
             with self._shield:
                 self._turn.take()
                 try:
@@ -414,9 +425,13 @@ class Settling:
 class Answer:
     """The wait for one request."""
 
-    def __init__(self, text: str, to: Incarnation | tuple[KeyInfo, int]) -> None:
+    def __init__(
+        self, text: str, to: Incarnation | tuple[KeyInfo, int], copy: Callable[[Bytes], Bytes] = np.copy
+    ) -> None:
+        """`copy` makes an own copy of what comes with the answer."""
         self.text = text
         self._to = to
+        self._copy = copy
         self.is_done = False
         self.message: Any = None
         self.data: tuple[Bytes, ...] = ()
@@ -428,4 +443,4 @@ class Answer:
 
     def finish(self, message: Any, data: tuple[Bytes, ...], error: WindlassError | None) -> None:
         self.message, self.error, self.is_done = message, error, True
-        self.data = tuple(part.copy() for part in data)
+        self.data = tuple(self._copy(part) for part in data)

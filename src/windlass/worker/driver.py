@@ -27,12 +27,13 @@ class DriverStore(Store):
         write = self._num_writes
         for shard in entry.key.whole:
             self._give(entry, shard, flat, lo, partial(m.Write, write=write), what)
-        self._client.request(
-            (entry.key, 0),
-            lambda n: m.Commit(request=n, key=key_id, writer=me, write=write),
-            what,
-            answers=len(entry.key.whole),
-        )
+        with self._saver.between:
+            self._client.request(
+                (entry.key, 0),
+                lambda n: m.Commit(request=n, key=key_id, writer=me, write=write),
+                what,
+                answers=len(entry.key.whole),
+            )
 
     def push(self, *args: Any, **kwargs: Any) -> Task:
         raise UsageError(

@@ -61,6 +61,7 @@ class WorkerState:
         self._moves: dict[KeyId, dict[int, tuple[Generation, Chain]]] = {}  # the latest of each shard that moved
         self._lost: dict[tuple[KeyId, int], str] = {}  # who held a lost shard last
         self._misplaced: set[tuple[KeyId, int]] = set()  # shards whose heads must be asked again
+        self.checkpoint = ""  # the last complete one, as the generation tells
         self.failure: WindlassError | None = None  # once set, everything fails with it
         self.ops: dict[int, Op] = {}  # started, by number: in the order they must be sent again
         self.requests: dict[int, Request] = {}
@@ -175,7 +176,7 @@ class WorkerState:
         for shard, chain in enumerate(key.chains):
             if not chain:
                 lo, hi = key.spec.shard_range(shard, len(key.chains))
-                return LostRange(key.spec.name, lo, hi, self._lost.get((key.id, shard), "a server"))
+                return LostRange(key.spec.name, lo, hi, self._lost.get((key.id, shard), "a server"), self.checkpoint)
         return None
 
     def use(self, key: KeyInfo, generation: Generation) -> None:
@@ -288,8 +289,12 @@ class WorkerState:
             case m.Misplaced(key=key, shard=shard):
                 self._misplaced.add((key, shard))
                 return []
-            case m.Done() | m.Refused() | m.Declared() | m.Dumped() | m.Granted():
+            case m.Done() | m.Refused() | m.Declared() | m.Frozen() | m.Granted():
                 return self._on_answer(event.peer, message, event.data)
+            case m.Dumped(pins=pins):
+                answered = self._on_answer(event.peer, message, event.data)
+                is_kept = event.is_shared and bool(pins)  # until now: whoever asked has copied it
+                return [*answered, Send(event.peer, m.Release(pins=pins))] if is_kept else answered
             case m.Beat():
                 return []
             case m.Abort(reason=reason) if event.peer == MANAGER:
@@ -371,7 +376,10 @@ class WorkerState:
         return [_finish(op, error), *self.pump(op.key)] if op.key.queue else [_finish(op, error)]
 
     def _on_answer(
-        self, peer: Incarnation, answer: m.Done | m.Refused | m.Declared | m.Dumped | m.Granted, data: tuple[Bytes, ...]
+        self,
+        peer: Incarnation,
+        answer: m.Done | m.Refused | m.Declared | m.Dumped | m.Frozen | m.Granted,
+        data: tuple[Bytes, ...],
     ) -> list[Effect | Call]:
         request = self.requests.get(answer.request)
         if request is None:
@@ -393,6 +401,7 @@ class WorkerState:
         if generation <= self.generation:
             return []
         self.generation = generation
+        self.checkpoint = membership.checkpoint
         previous = self.nodes
         self.nodes = {node.incarnation: node for node in membership.nodes}
         gone = {who: node for who, node in previous.items() if who not in self.nodes}

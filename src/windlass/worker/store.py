@@ -47,7 +47,7 @@ class Store(Declaring):
     def __init__(self, client: Client, options: StoreOptions, local: dict[str, object] | None = None) -> None:
         super().__init__(client, options, local)
         self._leased = Leased()
-        self._counts = checkpoint.Counts(client, lambda key: self.version(key) if key in self._entries else None)
+        self._saver = checkpoint.Saver(client)
 
     # --- keys -----------------------------------------------------------------------------------------------------
 
@@ -411,13 +411,16 @@ class Store(Declaring):
 
     def save(self, path: str | PathLike[str], *, name: str | None = None, keep: int | None = None) -> str:
         """Write every key, with its optimizer state, as a new checkpoint in the directory `path`; gives its path. One
-        worker calls it, while nobody pushes.
+        worker calls it, or the driver; the others go on pushing.
+
+        Sequential keys that are pushed together are saved after one and the same round. A bounded or eventual key is
+        saved with every push that was acknowledged before the call.
 
         A path is local or what else fsspec knows (`s3://...`). The checkpoint is whole or it is not there. It is called
         step-000042 after 42 rounds, unless it gets a name; one of the same name is replaced. `keep=3` then removes
         all but the three newest numbered ones.
         """
-        return checkpoint.save(self._client, self._counts, self._every_name(), path, name, keep)
+        return self._saver.save(self._every_name, path, name=name, keep=keep)
 
     def load(self, path: str | PathLike[str]) -> None:
         """Give the keys of this store the values and optimizer state they had. Each must be declared as it was.
@@ -425,7 +428,7 @@ class Store(Declaring):
         `path` is a checkpoint, or a directory of them, whose newest is meant. Where bytes are not as they were written
         it raises DamagedCheckpoint; keys loaded before it came upon them keep what they got.
         """
-        checkpoint.load(self._client, self._counts, path)
+        checkpoint.load(self._client, path)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

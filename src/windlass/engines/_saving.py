@@ -1,0 +1,133 @@
+"""Checkpoints that nobody has to think of: saved while a run goes on, and gone back to when a server is lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from os import PathLike, fspath
+from types import TracebackType
+from typing import Any, ClassVar, Protocol
+
+from windlass.errors import LostRange, UsageError, WindlassError
+from windlass.types import Role
+from windlass.worker.driver import DriverStore
+
+log = logging.getLogger("windlass")
+
+MAX_RESTORES = 3
+"""How often one run goes back to a checkpoint before the loss of a server is an error."""
+
+STOP_SECONDS = 1.0
+"""How long a run that failed waits for a save that is under way; it is then as if that had been killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """Where checkpoints go, how often, how many stay; and what is done when a server is lost with what only it held."""
+
+    OPTIONS: ClassVar = ("checkpoint", "checkpoint_every", "keep", "on_server_loss")
+
+    path: str = ""
+    every_seconds: float | None = None
+    keep: int | None = 3
+    on_server_loss: str = "fail"
+
+    def __post_init__(self) -> None:
+        every = self.every_seconds
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int | float) or not every > 0):
+            raise UsageError(f"checkpoint_every expects seconds above 0, or None, got {every!r}")
+        if every is not None and not self.path:
+            raise UsageError("checkpoint_every expects checkpoint= to say where checkpoints are saved")
+        if self.keep is not None and (type(self.keep) is not int or self.keep < 1):
+            raise UsageError(f"keep expects a whole number of at least 1, or None to remove nothing, got {self.keep!r}")
+        if self.on_server_loss not in ("fail", "restore"):
+            raise UsageError(f"on_server_loss expects 'fail' or 'restore', got {self.on_server_loss!r}")
+
+    @classmethod
+    def taken_from(cls, options: dict[str, Any]) -> SavePlan:
+        """Take what concerns checkpoints out of a cluster's options."""
+        path: str | PathLike[str] | None = options.pop("checkpoint", None)
+        if path is not None and not isinstance(path, str | PathLike):
+            raise UsageError(f"checkpoint expects a path or a URL, got {path!r:.60}")
+        return cls(
+            fspath(path) if path is not None else "",
+            options.pop("checkpoint_every", None),
+            options.pop("keep", 3),
+            options.pop("on_server_loss", "fail"),
+        )
+
+
+class Autosave:
+    """Inside the block a thread saves every so often; at its end everything is saved once more, unless by an exception.
+    What cannot be saved is warned of, and tried again the next time. `store` gives the handle to save by."""
+
+    def __init__(self, plan: SavePlan, store: Callable[[], DriverStore]) -> None:
+        self._plan, self._store = plan, store
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Autosave:
+        if self._plan.every_seconds is not None:
+            self._thread = threading.Thread(target=self._run, name="windlass-autosave", daemon=True)
+            self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        while not self._is_over.wait(self._plan.every_seconds):
+            if not self._save(f"it is tried again in {self._plan.every_seconds:g} s"):
+                return
+
+    def _save(self, then: str) -> bool:
+        """Whether it makes sense to go on: what is lost cannot be saved later either, and the run will hear of it."""
+        try:
+            store = self._store()
+            if store.keys():
+                store.save(self._plan.path, keep=self._plan.keep)
+        except LostRange:
+            return False
+        except WindlassError as error:
+            if not self._is_over.is_set() or self._thread is not threading.current_thread():
+                log.warning("no checkpoint was saved to '%s': %s; %s", self._plan.path, error, then)
+        return True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(None if kind is None else STOP_SECONDS)
+        if kind is None and self._plan.path:
+            self._save("what was saved before is there")
+
+
+class Engine(Protocol):
+    """What it takes to go back to a checkpoint."""
+
+    def driver(self) -> DriverStore: ...
+
+    def add_server(self) -> str: ...
+
+    def replace_workers(self) -> None: ...
+
+
+def restorable(plan: SavePlan, engine: Engine, num_restores: int) -> str:
+    """The checkpoint to go back to after a server was lost; empty if there is none, or that is not to be done."""
+    if plan.on_server_loss != "restore" or num_restores >= MAX_RESTORES:
+        return ""
+    return str(engine.driver()._manager_says()["checkpoint"])
+
+
+def restore(engine: Engine, num_servers: int, path: str) -> None:
+    """Start as many servers as are missing, and new workers; then every key is as it was in this checkpoint, and no
+    other is there. Blocks."""
+    driver = engine.driver()
+    nodes = driver._manager_says()["nodes"]
+    alive = sum(node["role"] == Role.SERVER and node["state"] == "alive" for node in nodes)
+    for _ in range(num_servers - alive):
+        engine.add_server()
+    engine.replace_workers()
+    for name in driver._manager_says()["keys"]:
+        driver.delete(name)
+    driver.load(path)

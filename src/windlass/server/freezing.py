@@ -1,0 +1,207 @@
+"""Keeping a shard as it was at one moment, for whoever saves it, while pushes go on: copy on write.
+
+A *snapshot* is one saver's, with a number of its own; of each shard it keeps the slots after one round, or as they were
+when it was asked. Freezing copies nothing: the published block is pinned, so the next update goes to another one, and
+what the updater keeps beside it is copied when it is about to change. A slot is given back when it has been read, and
+everything when the saver says so, loses its link, or is gone; so it is when this server speaks for the shard no more.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from windlass._wire import messages as m
+from windlass._wire.effects import Effect, Send
+from windlass.server.answers import Answers
+from windlass.server.log import COPIED_BYTES
+from windlass.server.pins import Pins
+from windlass.server.units import Freezing, HeldSlot
+from windlass.store.dense import DenseSlot, FrozenSlot
+from windlass.types import Block, Incarnation, KeyId, Memory
+
+
+class Which(NamedTuple):
+    """One shard of one snapshot."""
+
+    saver: Incarnation
+    snapshot: int
+    key: KeyId
+    shard: int
+
+
+@dataclass(slots=True)
+class Kept:
+    dense: DenseSlot
+    frozen: FrozenSlot
+    pin: int
+
+
+@dataclass(slots=True)
+class FrozenShard:
+    """`count` is how many updates the key had taken."""
+
+    count: int
+    slots: dict[int, Kept]
+
+
+class Freezer:
+    """What one server keeps for savers. Nothing is kept for a snapshot that its saver has given up."""
+
+    def __init__(self, me: Incarnation, pins: Pins, memory: Memory) -> None:
+        self._me, self._pins, self._memory = me, pins, memory
+        self._asked: set[Which] = set()  # not frozen yet
+        self._frozen: dict[Which, FrozenShard] = {}
+        self._void: dict[Incarnation, int] = {}  # the last snapshot that each saver has given up
+
+    def __len__(self) -> int:
+        return len(self._frozen) + len(self._asked)
+
+    def find(self, which: Which) -> FrozenShard | None:
+        return self._frozen.get(which)
+
+    def is_new(self, which: Which) -> bool:
+        """Whether nobody has asked for it yet."""
+        return which not in self._asked
+
+    def is_void(self, which: Which) -> bool:
+        """Whether its saver has given it up; this was said before that, and came late."""
+        return which.snapshot <= self._void.get(which.saver, 0)
+
+    def ask(self, which: Which) -> None:
+        """Somebody wants this frozen."""
+        self._asked.add(which)
+
+    def freeze(self, which: Which, count: int, slots: dict[int, HeldSlot]) -> FrozenShard | None:
+        """The moment has come; None if nobody wants it any more."""
+        if which not in self._asked:
+            return self._frozen.get(which)
+        self._asked.discard(which)
+        kept = {number: self.keep(slot.dense) for number, slot in slots.items()}
+        self._frozen[which] = FrozenShard(count, kept)
+        return self._frozen[which]
+
+    def keep(self, dense: DenseSlot) -> Kept:
+        """From now on the slot changes elsewhere."""
+        return Kept(dense, dense.freeze(), self._pins.pin(self._me, dense.block))
+
+    def read(self, which: Which, wanted: m.Dump) -> Send:
+        """One array of a slot; after the last one the slot is given back."""
+        shard = self._frozen.get(which)
+        kept = shard.slots.get(wanted.slot) if shard is not None else None
+        arrays = kept.dense.frozen_arrays(kept.frozen) if kept is not None else {}
+        names = tuple(arrays)
+        if shard is None or kept is None or not 0 <= wanted.part < len(names):
+            return Send(which.saver, m.Dumped(request=wanted.request, names=(), dtypes=(), meta={}))
+        array = arrays[names[wanted.part]].reshape(-1).view(np.uint8)
+        block = self._block(kept, array, wanted.part == 0)
+        pins: tuple[int, ...] = ()
+        if block.array.nbytes > COPIED_BYTES:
+            pins = (self._pins.pin(which.saver, block),)
+            if wanted.part:
+                self._pins.retire(block)  # a copy: nobody else needs it
+        if wanted.part == len(names) - 1:
+            self._give_back(shard.slots.pop(wanted.slot))
+        dtypes = tuple(str(one.dtype) for one in arrays.values())
+        dumped = m.Dumped(request=wanted.request, names=names, dtypes=dtypes, meta=kept.frozen.meta, pins=pins)
+        return Send(which.saver, dumped, (block,), pins)
+
+    def _block(self, kept: Kept, array: np.ndarray[tuple[int], np.dtype[np.uint8]], is_value: bool) -> Block:
+        """The array where its reader finds it: the value's own block, or a copy in memory that can be shared."""
+        if array.nbytes <= COPIED_BYTES:
+            return Block(array.copy())
+        if is_value:
+            return kept.frozen.block
+        block = self._memory.allocate(array.nbytes)
+        block.array[:] = array
+        return block
+
+    def _give_back(self, kept: Kept) -> None:
+        kept.dense.thaw(kept.frozen)
+        self._pins.release(kept.pin)
+
+    # --- letting go ---------------------------------------------------------------------------------------------------
+
+    def thaw(self, saver: Incarnation, snapshot: int) -> None:
+        """The saver needs nothing more of its snapshots up to this one."""
+        self._void[saver] = max(snapshot, self._void.get(saver, 0))
+        self._drop(lambda which: which.saver == saver and which.snapshot <= snapshot)
+
+    def drop_saver(self, saver: Incarnation) -> None:
+        """Its link is down: it begins anew, or not at all."""
+        self._void.pop(saver, None)
+        self._drop(lambda which: which.saver == saver)
+
+    def drop_shard(self, key: KeyId, shard: int) -> None:
+        """Somebody else speaks for the shard, or nobody does."""
+        self._drop(lambda which: (which.key, which.shard) == (key, shard))
+
+    def _drop(self, is_over: Callable[[Which], bool]) -> None:
+        self._asked = {which for which in self._asked if not is_over(which)}
+        for which in [which for which in self._frozen if is_over(which)]:
+            for kept in self._frozen.pop(which).slots.values():
+                self._give_back(kept)
+
+
+class Freezes(Answers):
+    """The half of a shard that is kept for savers; what it holds is the shard's."""
+
+    number: int
+    base: int
+    freezer: Freezer
+
+    def freeze(self, peer: Incarnation, wanted: m.Freeze) -> list[Effect]:
+        """Freeze the shard at its moment; tell at once how that stands."""
+        which = Which(peer, wanted.snapshot, self.id, self.number)
+        known = self.freezer.find(which)
+        if known is not None and wanted.round is not None:
+            return [self._frost(peer, wanted.request, m.Frost.FROZEN, known.count)]
+        count = self.current_count()
+        if not self.is_ready:
+            return [self._frost(peer, wanted.request, m.Frost.EMPTY, count)]
+        round = self.moment(wanted.round)
+        if round is None or not self.freezer.is_new(which):
+            return [self._frost(peer, wanted.request, m.Frost.AHEAD, count)]
+        if round < self.current_round() or self.freezer.is_void(which):
+            return [self._frost(peer, wanted.request, m.Frost.MISSED, count)]
+        self.freezer.ask(which)
+        if round == self.current_round():
+            return self.schedule(Freezing(which, round, wanted.request))
+        return [*self.schedule(Freezing(which, round, 0)), self._frost(peer, wanted.request, m.Frost.AHEAD, count)]
+
+    def carry_out(self, unit: Freezing) -> list[Effect]:
+        frozen = self.freezer.freeze(Which(*unit.which), self.version + self.base, self.slots)
+        if frozen is None or not unit.request:
+            return []
+        return [self._frost(unit.which[0], unit.request, m.Frost.FROZEN, frozen.count)]
+
+    def _frost(self, peer: Incarnation, request: int, frost: m.Frost, count: int) -> Send:
+        return Send(peer, m.Frozen(request=request, frost=frost, count=count))
+
+    def dump(self, peer: Incarnation, wanted: m.Dump) -> list[Effect]:
+        return [self.freezer.read(Which(peer, wanted.snapshot, self.id, self.number), wanted)]
+
+    @property
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether it has its first value."""
+
+    @abstractmethod
+    def current_count(self) -> int:
+        """How many updates have been decided, those before a load included."""
+
+    @abstractmethod
+    def current_round(self) -> int:
+        """The last round that was closed; -1 where there are none."""
+
+    @abstractmethod
+    def moment(self, count: int | None) -> int | None:
+        """The round after which the key has taken so many updates; -1 where there are no rounds."""
+
+    @abstractmethod
+    def schedule(self, order: Freezing) -> list[Effect]:
+        """Do it between two rounds."""

@@ -1,0 +1,99 @@
+"""A saver in an explored run: it takes snapshots of all keys now and then, while the others push, by the steps that
+`store.save` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from windlass._wire import messages as m
+from windlass._wire.effects import Send
+from windlass.errors import WindlassError
+from windlass.testing.history import Pulled
+from windlass.testing.program import Condition, Gone, Reader
+from windlass.types import Bytes, Role
+from windlass.worker.ops import KeyInfo, Request
+from windlass.worker.snapshot import Announcer, Melted, Snapshot
+from windlass.worker.state import WorkerState
+
+MAX_POLLS = 3
+MAX_ATTEMPTS = 12
+
+
+@dataclass(slots=True)
+class Saver(Reader):
+    """As a driver that calls `store.save` again and again."""
+
+    state: WorkerState | None = None
+    snapshots: list[Pulled] = field(default_factory=list)
+    num_melted: int = 0
+
+    def run(self) -> Iterator[Condition]:
+        try:
+            keys = []
+            for shape in self.plan.keys:
+                keys.append((yield from self._find(shape)))
+            wanted = self.rng.randint(1, self.plan.clock)
+            invoked, announcer, num_saved = self.now(), Announcer(), 0
+            for number in count(1):
+                try:
+                    taken = yield from self._take(Snapshot(number, announcer, MAX_POLLS), keys, invoked)
+                    self.snapshots += taken
+                    num_saved += 1
+                    invoked, announcer = self.now(), Announcer()
+                except Melted:
+                    self.num_melted += 1
+                finally:
+                    self._thaw(number)
+                if num_saved == wanted or number == MAX_ATTEMPTS:
+                    return
+        except Gone:
+            return
+
+    def _thaw(self, snapshot: int) -> None:
+        assert self.state is not None
+        for who, node in self.state.nodes.items():
+            if node.role is Role.SERVER:
+                self.post(Send(who, m.Thaw(snapshot=snapshot)))
+
+    def _take(self, snapshot: Snapshot, keys: list[KeyInfo], invoked: float) -> Any:
+        rounds = yield from self._drive(snapshot.freeze([key for key in keys if key.is_sequential]))
+        taken = []
+        for key, shape in zip(keys, self.plan.keys, strict=True):
+            if key.is_sequential and key not in rounds:
+                continue  # it has no first value
+            value = np.zeros(shape.size, np.int64)
+            for shard, pieces in key.whole.items():
+                if not key.is_sequential:
+                    yield from self._drive(snapshot.freeze_shard(key, shard))
+                read = yield from self._drive(snapshot.read(key, [slot for slot, _, _ in pieces]))
+                for (slot, _, size), saved in zip(pieces, read, strict=True):
+                    value[slot * shape.slot_size : slot * shape.slot_size + size] = saved.arrays["value"]
+            taken.append(Pulled(shape.name, rounds.get(key, 0), 0, shape.size, value, invoked, self.now()))
+        return taken
+
+    def _drive(self, steps: Any) -> Any:
+        """As `worker.checkpoint.Saver.drive`."""
+        answers: list[Any] | None = None
+        while True:
+            try:
+                asks = steps.send(answers)
+            except StopIteration as end:
+                return end.value
+            got: dict[int, Any] = {}
+            for number, ask in enumerate(asks):
+                self.submit(Request(ask.to, ask.make, self._into(got, number)))
+            yield lambda got=got, asks=asks: len(got) == len(asks)
+            self._check()
+            answers = [got[number] for number in range(len(asks))]
+
+    def _into(self, got: dict[int, Any], number: int) -> Any:
+        def finish(answer: Any, data: tuple[Bytes, ...], error: WindlassError | None) -> None:
+            self.error = self.error or error
+            got[number] = (answer, tuple(part.copy() for part in data))
+
+        return finish

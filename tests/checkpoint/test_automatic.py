@@ -1,0 +1,157 @@
+"""Checkpoints that a cluster saves by itself, and goes back to when a server is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import windlass as wl
+from windlass.checkpoint import AfterRound, Reader, list_checkpoints
+
+SIZE = 20_000
+
+
+def _count(store: wl.Store, rounds: int, pause: float = 0.0) -> float:
+    store.create("w", np.zeros(SIZE, np.float32), update="add")
+    for _ in range(rounds):
+        store.push("w", np.ones(SIZE, np.float32)).wait()
+        time.sleep(pause)
+    return float(store.pull("w").min())
+
+
+def test_a_run_is_saved_every_so_often_and_at_its_end(tmp_path):
+    with wl.Cluster(engine="threads", workers=2, checkpoint=tmp_path, checkpoint_every=0.1, keep=2) as cluster:
+        assert cluster.last_checkpoint == ""
+        cluster.run(_count, 20, 0.03)
+        listed = list_checkpoints(tmp_path)
+        assert len(listed) == 2
+        assert listed[0].manifest.step < 20
+        assert cluster.last_checkpoint == listed[-1].path
+        assert Reader(tmp_path).keys["w"].moment == AfterRound(20)
+        assert Reader(tmp_path).array("w").min() == 40.0
+
+
+def test_without_an_interval_a_run_is_saved_when_it_is_over_and_not_when_it_failed(tmp_path):
+    def fail(store):
+        _count(store, 1)
+        raise ValueError("no")
+
+    with wl.Cluster(engine="threads", checkpoint=tmp_path) as cluster:
+        with pytest.raises(ValueError, match="no"):
+            cluster.run(fail)
+        assert cluster.last_checkpoint == ""
+        cluster.run(_count, 2)
+        assert cluster.last_checkpoint == f"{tmp_path}/step-000003"
+
+
+def test_what_cannot_be_saved_is_warned_of_and_the_run_goes_on(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    with wl.Cluster(engine="threads", checkpoint=tmp_path / "file", checkpoint_every=0.05) as cluster:
+        assert cluster.run(_count, 10, 0.02) == [10.0]
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("no checkpoint was saved to" in text and "tried again in 0.05 s" in text for text in said) >= 2
+    assert said[-1].endswith("expected a directory for checkpoints, got a file; what was saved before is there")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"checkpoint_every": 3}, "checkpoint_every expects checkpoint="),
+        ({"checkpoint": "x", "checkpoint_every": 0}, "checkpoint_every expects seconds above 0, or None, got 0"),
+        ({"checkpoint": "x", "keep": 0}, "keep expects a whole number of at least 1"),
+        ({"checkpoint": 3}, "checkpoint expects a path or a URL, got 3"),
+        ({"on_server_loss": "retry"}, "on_server_loss expects 'fail' or 'restore', got 'retry'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(options, text):
+    with pytest.raises(wl.UsageError, match=text):
+        wl.Cluster(engine="threads", **options)
+
+
+# --- a server is lost -------------------------------------------------------------------------------------------------
+
+
+def _lose(store: wl.Store, pid: int, flag: Path) -> list[float]:
+    """Four rounds, a save, three more; then, the first time, a server dies."""
+    store.create("w", np.zeros(SIZE, np.float32), update="add")
+    store.create("v", np.zeros(SIZE, np.float32), update="add")
+    seen = [float(store.pull("w").max())]
+    for step in range(7):
+        store.push({"w": np.ones(SIZE, np.float32), "v": np.ones(SIZE, np.float32)}).wait()
+        if step == 3 and store.rank == 0:
+            store.save(flag.parent / "saved")
+        store.barrier()
+    if store.rank == 0 and not flag.exists():
+        flag.touch()
+        os.kill(pid, signal.SIGKILL)
+    for _ in range(3):
+        store.push({"w": np.ones(SIZE, np.float32), "v": np.ones(SIZE, np.float32)}).wait()
+    return [*seen, float(store.pull("w").min()), float(store.pull("w").max())]
+
+
+def _pid(cluster: wl.Cluster) -> int:
+    return next(node.pid for node in cluster.nodes() if node.name == "server-1")
+
+
+def test_a_lost_server_is_an_error_that_names_the_range_and_the_last_checkpoint(tmp_path):
+    with wl.Cluster(servers=2, workers=2, chunk_bytes=16 << 10) as cluster:
+        with pytest.raises(wl.LostRange) as caught:
+            cluster.run(_lose, _pid(cluster), tmp_path / "flag")
+        assert caught.value.checkpoint == cluster.last_checkpoint == f"{tmp_path}/saved/step-000004"
+    assert f"load the last checkpoint, '{tmp_path}/saved/step-000004', or have that done" in str(caught.value)
+    assert caught.value.server == "server-1"
+
+
+def test_a_lost_server_without_a_checkpoint_is_an_error_that_says_so(tmp_path):
+    def work(store, pid):
+        _count(store, 1)
+        os.kill(pid, signal.SIGKILL)
+        _count(store, 100)
+
+    text = "no checkpoint was saved: begin anew, with replicas=1 or checkpoint_every="
+    with (
+        wl.Cluster(servers=2, chunk_bytes=16 << 10, on_server_loss="restore") as cluster,
+        pytest.raises(wl.LostRange, match=text),
+    ):
+        cluster.run(work, _pid(cluster))
+
+
+def test_with_restore_the_run_begins_again_from_the_last_checkpoint(tmp_path, caplog):
+    options = {"servers": 2, "workers": 2, "chunk_bytes": 16 << 10, "on_server_loss": "restore"}
+    with wl.Cluster(**options, checkpoint=tmp_path / "saved") as cluster:
+        with caplog.at_level(logging.WARNING, "windlass"):
+            found = cluster.run(_lose, _pid(cluster), tmp_path / "flag")
+        assert found == [[8.0, 28.0, 28.0]] * 2  # four rounds of two workers were in it; ten more
+        assert cluster.store().version("w") == 14
+        assert cluster.last_checkpoint == f"{tmp_path}/saved/step-000014"
+        assert sorted(node.name for node in cluster.nodes() if node.role == "server" and node.state == "alive") == [
+            "server-0", "server-2",
+        ]  # fmt: skip
+    told = [record.getMessage() for record in caplog.records if "going back to" in record.getMessage()]
+    assert len(told) == 1
+    assert f"going back to '{tmp_path}/saved/step-000004', and the function is run again" in told[0]
+
+
+def test_a_server_that_is_lost_again_and_again_ends_in_an_error(tmp_path):
+    def work(store):
+        _count(store, 1)
+        if store.rank == 0:
+            name, pid = next(
+                (node.name, node.pid) for node in store._client.state.nodes.values() if node.role == "server"
+            )
+            os.kill(pid, signal.SIGKILL)
+        _count(store, 100)
+        return name
+
+    with wl.Cluster(chunk_bytes=16 << 10, on_server_loss="restore") as cluster:
+        cluster.run(_count, 2)
+        cluster.store().save(tmp_path)
+        with pytest.raises(wl.LostRange):
+            cluster.run(work)
+        assert sum(node.role == "server" for node in cluster.nodes()) == 4  # one, and three in its place
