@@ -100,7 +100,7 @@ def test_a_follower_keeps_the_clock_of_a_worker_that_it_is_yet_to_hear_of() -> N
     me.entry(1, 0, 0, None)
     me.entry(1, 1, 1, FIRST)
     me.entry(2, 0, 0, None)
-    me.entry(2, 1, 1, m.LogEntry(kind=m.Kind.ROUND, clock=1, members=(W0, LATE)))
+    me.entry(2, 1, 1, m.LogEntry(kind=m.Kind.ROUND, clock=1, members=(W0, LATE), elements=(8, 8)))
     me.generation((ME, W0, LATE), m.Move(KEY, 0, (ME,), is_settled=True))
     for who in (W0, LATE):
         pieces = ((0, 0, 4), (1, 0, 4))

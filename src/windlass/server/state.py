@@ -41,18 +41,7 @@ from windlass.server.pins import Pins
 from windlass.server.sequential import Advance, SequentialShard
 from windlass.server.shard import Shard
 from windlass.server.teaching import hear_learner, hear_teacher
-from windlass.types import (
-    MANAGER,
-    Bytes,
-    Chain,
-    Generation,
-    Incarnation,
-    KeyId,
-    Memory,
-    Node,
-    Role,
-    Sequential,
-)
+from windlass.types import MANAGER, Bytes, Chain, Generation, Incarnation, KeyId, Memory, Node, Role, Sequential
 
 MAX_EARLY_MESSAGES = 256
 

@@ -37,7 +37,7 @@ class Saver(Reader):
             keys = []
             for shape in self.plan.keys:
                 keys.append((yield from self._find(shape)))
-            wanted = self.rng.randint(1, self.plan.clock)
+            wanted = self.rng.randint(1, max(1, self.plan.clock))
             invoked, announcer, num_saved = self.now(), Announcer(), 0
             for number in count(1):
                 try:
