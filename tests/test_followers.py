@@ -112,7 +112,8 @@ def test_a_follower_keeps_the_clock_of_a_worker_that_it_is_yet_to_hear_of() -> N
 def test_a_slot_that_is_shown_twice_keeps_what_came_in_between() -> None:
     me = Follower(Eventual(), (HEAD, NEXT))
     me.generation((HEAD, ME, NEXT, W0), m.Move(KEY, 0, (HEAD,), ME))
-    counts = {"applied": {W0: 0}, "version": 0, "refused": [], "seen": {}}
+    begun = {"base": 0, "resting": [], "leases": {}, "counted": {}}
+    counts = {"applied": {W0: 0}, "version": 0, "refused": [], "seen": {}, **begun}
     show = m.Show(key=KEY, shard=0, lesson=1, index=1, counts=counts)
     meta = {"dense": {"size": 4, "dtype": "int64", "spans": [[0, 4, 0]]}, "rounds": 0, "missing": 0}
     slots = [
