@@ -159,7 +159,9 @@ def test_hangup_tells_the_peer_why(form: str) -> None:
         one.hub.hangup(two.me, "superseded by generation 7")
         poll_until([one, two], lambda: bool(two.of(LinkDown)))
         assert two.messages == [ack(1)]
-        assert two.of(LinkDown) == [LinkDown(one.me, "node 1 hung up: superseded by generation 7")]
+        assert two.of(LinkDown) == [
+            LinkDown(one.me, "node 1 hung up: superseded by generation 7", is_goodbye=True)
+        ]
         poll_until([one, two], lambda: one.of(LinkDown) == [LinkDown(two.me, "superseded by generation 7")])
 
 

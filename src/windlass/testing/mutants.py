@@ -157,7 +157,7 @@ class _CountsOldReports(Keeper):
     def verdict(
         self, round: int, generation: Generation, live: Collection[Incarnation]
     ) -> frozenset[Incarnation] | None:
-        return super().verdict(round, Generation(0, 0), live)
+        return super().verdict(round, Generation(0, 0), ())
 
 
 class _TrustsOldReports(SequentialShard):

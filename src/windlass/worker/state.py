@@ -420,13 +420,16 @@ class WorkerState:
             effects += self._fail_requests(server, membership.reason)
         effects += self._on_moves(generation, membership.moves)
         mine = self._join.namespace
-        self._left |= {node.name for node in gone.values() if node.role is Role.WORKER and node.namespace == mine}
-        if self._left and any(op.push is not None and op.key.is_sequential for op in self.ops.values()):
+        left = {who: node.name for who, node in gone.items() if node.role is Role.WORKER and node.namespace == mine}
+        self._left |= set(left.values())
+        is_waiting = any(op.push is not None and op.key.is_sequential for op in self.ops.values())
+        if is_waiting and not left.keys().isdisjoint(membership.dead):
             effects += self._tell_left()
         return effects
 
     def _tell_left(self) -> list[Effect | Call]:
-        """Say once, when there is a round that goes on without them, which workers have left."""
+        """Say once which workers have left, when there is a round that goes on without them: the next one, or, if one
+        of them died, the one that is waited for. (Who is done may leave while we wait for our last answer.)"""
         seated = {node.name for node in self.nodes.values()}
         left, self._left = sorted(self._left - seated), set()
         workers = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
