@@ -34,9 +34,22 @@ def show(console: Console, cluster: dict[str, Any]) -> None:
                 console.print(f"[dim]and {len(keys) - len(shown):,} more keys; --json shows all[/dim]")
         else:
             console.print("[dim]No keys yet.[/dim]")
+        for name, work in cluster.get("workloads", {}).items():
+            console.print(_work(name, work))
     for problem in cluster["problems"]:
         console.print(f"[bold red]problem:[/bold red] {escape(problem)}", soft_wrap=True)
     console.print()
+
+
+def _work(name: str, work: dict[str, Any]) -> str:
+    """One line on leased work."""
+    if work["epoch"] >= work["epochs"]:
+        return f"leased work {escape(name)}: done, {work['epochs']} epochs of {work['size']:,} samples"
+    batches = -(-work["size"] // work["batch_size"])
+    return (
+        f"leased work {escape(name)}: epoch {work['epoch'] + 1} of {work['epochs']}, "
+        f"{work['done']} of {batches} batches done, {work['held']} held"
+    )
 
 
 def _missing(cluster: dict[str, Any]) -> str:
