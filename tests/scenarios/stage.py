@@ -19,12 +19,13 @@ from tests.scenarios.telling import tell
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Hangup, Later, Leave, LinkDown, LinkUp, Log, Received, Send, Sent, Stop, Tick
 from windlass.manager.state import ManagerConfig, ManagerState
+from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
 from windlass.testing.history import KeyShape, WorkerLog
 from windlass.testing.network import PoisonedHeap
 from windlass.testing.program import Plan, Program
-from windlass.types import MANAGER, Array, Incarnation, Role, Sequential
-from windlass.worker.ops import Op
+from windlass.types import MANAGER, Array, Incarnation, Lease, Role, Sequential
+from windlass.worker.ops import Op, Request
 from windlass.worker.split import split
 from windlass.worker.state import Call, Submit, WorkerState
 
@@ -32,6 +33,7 @@ FIRST_WORKER = 10
 LEASE_SECONDS = 3.0
 BEAT_SECONDS = 0.25
 SLOT_SIZE = 2
+WORK = m.Workload(name="work", size=2, batch_size=1, epochs=1)
 
 
 @dataclass(slots=True)
@@ -39,6 +41,8 @@ class Player(Program):
     """A worker: it opens the key as Store.create does, then does what the script says. It pushes rank + 1."""
 
     entry: Any = None
+    batches: tuple[int, ...] = ()  # of leased work, that are its own
+    done: tuple[int, ...] = ()
     reading: list[tuple[Callable[[], bool], Array, Callable[[str], None]]] = field(default_factory=list)
     saving: Any = None
 
@@ -46,12 +50,27 @@ class Player(Program):
         self.entry = yield from self._open(self.plan.keys[0])
         self.is_ready = True
 
-    def push(self, said: Callable[[str], None]) -> None:
+    def take(self, said: Callable[[str], None]) -> None:
+        """Ask for a batch of leased work, two of one sample each."""
+
+        def finish(granted: Any, data: Any, error: Any) -> None:
+            self.batches = granted.batches
+            said(f"has batch {granted.batches[0]}" if granted.batches else "hears that all is done")
+
+        done, self.done = self.done, ()
+        keys = (self.entry.key.id,) if self.log.events or done else ()
+        self.submit(Request(MANAGER, lambda n: m.Take(request=n, workload=WORK, done=done, keys=keys), finish))
+
+    def push(self, said: Callable[[str], None], *, completes: bool = False) -> None:
         key = self.entry.key
         value = np.full(key.size, self.rank() + 1, np.int64)
         parts, _ = self.entry.parts(value, 0, split(key, 0, key.size), may_borrow=False)
         clock = key.clock + 1
-        self._start(Op(key, parts, None, None, lambda error: said(f"has push {clock} done: {error or 'acknowledged'}")))
+        op = Op(key, parts, None, None, lambda error: said(f"has push {clock} done: {error or 'acknowledged'}"))
+        if completes:
+            op.completes = Lease(WORK.name, self.batches)
+            self.done = self.batches
+        self._start(op)
 
     def pull(self, said: Callable[[str], None]) -> None:
         shape, key = self.plan.keys[0], self.entry.key
@@ -90,7 +109,8 @@ class Stage:
             lease_seconds=LEASE_SECONDS,
         )  # fmt: skip
         self.now = 0.0
-        self.manager = ManagerState(config)
+        self.office = Hosted(ManagerState(config))
+        self.manager = self.office.manager
         self.servers: dict[Incarnation, ServerState] = {}
         self.workers: dict[Incarnation, Worker] = {}
         self.queue: deque[tuple[Incarnation, Incarnation, Any]] = deque()  # from, to, event
@@ -186,7 +206,7 @@ class Stage:
 
     def _handle(self, node: Incarnation, event: Any) -> None:
         if node == MANAGER:
-            self._perform(node, self.manager.handle(event, self.now))
+            self._perform(node, self.office.handle(event, self.now))
         elif node in self.servers:
             self._perform(node, self.servers[node].handle(event, self.now))
         else:

@@ -17,7 +17,7 @@ def tell(message: m.AnyMessage, name: Name) -> str:
     if isinstance(message, UNTOLD):
         return ""
     kind = type(message).__name__
-    where = f" w/{shard}" if (shard := getattr(message, "shard", None)) is not None else ""
+    where = f" w/{shard}" if (shard := getattr(message, "shard", -1)) >= 0 else ""
     return f"{kind}{where} {_what(message, name)}".rstrip()
 
 
@@ -34,8 +34,15 @@ def _what(message: m.AnyMessage, name: Name) -> str:
                 for move in moves
             ]
             return f"{message.term}.{message.number} {'; '.join(told)}"
-        case m.Push():
-            return f"clock {message.clock}"
+        case m.Push(completes=completes):
+            return f"clock {message.clock}" + (f", completes batch {completes.numbers[0]}" if completes else "")
+        case m.Take(done=done):
+            return f"batch {done[0]} is done" if done else ""
+        case m.Granted(batches=batches, is_over=is_over):
+            return "all is done" if is_over else f"batch {batches[0]}" if batches else "nothing to do"
+        case m.Tallied(shard=shard, floor=floor, above=above):
+            counted = ", ".join(map(str, (*range(floor), *above)))
+            return f"counted batch {counted}" if counted else "counted none" if shard >= 0 else "that was all"
         case m.Ack():
             return f"clock {message.clock}{message.error and ': ' + message.error}"
         case m.Pull() | m.Pulled():

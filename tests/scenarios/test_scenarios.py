@@ -36,6 +36,10 @@ def _act(stage: Stage, line: str) -> None:
     match line.split():
         case [who, "pushes"]:
             stage.workers[number(who)].player.push(_teller(stage, who))
+        case [who, "takes", "a", "batch"]:
+            stage.workers[number(who)].player.take(_teller(stage, who))
+        case [who, "pushes", "its", "batch"]:
+            stage.workers[number(who)].player.push(_teller(stage, who), completes=True)
         case [who, "pulls"]:
             stage.workers[number(who)].player.pull(_teller(stage, who))
         case [who, "freezes"]:

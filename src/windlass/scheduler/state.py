@@ -198,7 +198,8 @@ class SchedulerState:
         effects: list[Effect] = []
         if missing:
             some = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
-            effects.append(Log("info", f"'{work.workload.name}': {len(missing)} batches are given out again ({some})"))
+            count = f"{len(missing)} batches are" if len(missing) > 1 else "1 batch is"
+            effects.append(Log("info", f"'{work.workload.name}': {count} given out again ({some})"))
         elif was_end and book.is_epoch_done:
             book.end_epoch()
             record = EpochDone(namespace=work.namespace, workload=work.workload.name, epochs=book.epoch)
