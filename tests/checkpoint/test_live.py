@@ -32,7 +32,7 @@ def _save_often(on: wl.Cluster, seed: int, root: Path, num_saves: int = 6) -> Re
         for _ in range(num_saves):
             hand.save(str(root))
 
-    return perform(on, script(seed, clock=40), plan)
+    return perform(on, script(seed, clock=80), plan)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
