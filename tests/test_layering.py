@@ -26,7 +26,8 @@ ALLOWED = {
     "checkpoint": LOW,
     "server": LOW | {"_wire", "store", "consistency", "trace"},
     "worker": LOW | {"_wire", "_transport", "_ledger", "store", "trace", "checkpoint"},
-    "engines": LOW | {"_wire", "_transport", "_ledger", "store", "manager", "scheduler", "server", "worker", "trace"},
+    "engines": LOW
+    | {"_wire", "_transport", "_ledger", "store", "manager", "scheduler", "server", "worker", "trace", "checkpoint"},
     "chaos": LOW | {"_ledger", "engines"},
     "torch": LOW | {"store", "collectives", "worker", "engines"},
     "apps": LOW | {"torch", "worker", "store", "engines"},

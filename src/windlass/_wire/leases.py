@@ -55,6 +55,7 @@ class Holding(Message, frozen=True):
     held: tuple[int, ...]
     is_outside: bool = False
     waits: Waits = Waits.ROUNDS
+    is_entering: bool = False  # it was told that it may, and has not asked since
 
 
 class Granted(Message, frozen=True):

@@ -434,10 +434,13 @@ class Drain(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """Server to server, and to the manager: I am here. `sent` is the sender's clock, and comes back in the answer."""
+    """Server to server, and to the manager: I am here, and know of this generation. `sent` is the sender's clock, and
+    comes back in the answer."""
 
     sent: float
     is_answer: bool = False
+    term: int = 0
+    number: int = 0
 
 
 # --- looking --------------------------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
         for finding in findings:
             console.print(f"[red]{kind}:[/red] {escape(_told(finding))}", soft_wrap=True)
     verdict = "[green]nothing was lost, nothing counted twice[/green]"
+    if report.job_status:
+        verdict = "[yellow]nothing was lost, nothing counted twice, but the job did not end well[/yellow]"
     if not report.ok:
         verdict = f"[bold red]{escape(report.reason)}[/bold red]"
     console.print(f"[bold]{'verdict':<28}[/bold] {verdict}", soft_wrap=True)

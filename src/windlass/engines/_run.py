@@ -61,15 +61,22 @@ class Run:
         self._lock = threading.Lock()
         self._is_over = False
         self._poll.register(self._wake, select.POLLIN)
-        for child in workers:
-            self._begin(child)
+        try:
+            for child in workers:
+                self._begin(child)
+        except BaseException:
+            os.close(self._wake)
+            raise
 
     def _begin(self, child: Child) -> None:
         try:
             child.channel.send(self.order)
         except ChannelClosed:
-            text = f"{self._crew.died(child)} before the run began; the next run starts new workers"
-            raise ClusterError(text) from None
+            reason = f"{self._crew.died(child)} before the run began"
+            if self._on_loss == "fail":
+                raise ClusterError(f"{reason}; the next run starts new workers") from None
+            self._lose(child, reason)
+            return
         self.waiting[child.channel.fileno()] = child
         self._poll.register(child.channel.fileno(), select.POLLIN)
 

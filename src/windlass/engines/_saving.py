@@ -10,7 +10,8 @@ from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
-from windlass.errors import LostRange, UsageError, WindlassError
+from windlass.checkpoint import Reader, verify
+from windlass.errors import DamagedCheckpoint, LostRange, UsageError, WindlassError
 from windlass.types import Role
 from windlass.worker.driver import DriverStore
 
@@ -36,7 +37,7 @@ class SavePlan:
 
     def __post_init__(self) -> None:
         every = self.every_seconds
-        if every is not None and (isinstance(every, bool) or not isinstance(every, int | float) or not every > 0):
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int | float) or not 0 < every < 1e9):
             raise UsageError(f"checkpoint_every expects seconds above 0, or None, got {every!r}")
         if every is not None and not self.path:
             raise UsageError("checkpoint_every expects checkpoint= to say where checkpoints are saved")
@@ -83,7 +84,8 @@ class Autosave:
         """Whether it makes sense to go on: what is lost cannot be saved later either, and the run will hear of it."""
         try:
             store = self._store()
-            if store.keys():
+            names = store.keys()
+            if any(map(store.version, names)):  # what nobody has pushed to is not worth a checkpoint
                 store.save(self._plan.path, keep=self._plan.keep)
         except LostRange:
             return False
@@ -122,12 +124,15 @@ def restorable(plan: SavePlan, engine: Engine, num_restores: int) -> str:
 def restore(engine: Engine, num_servers: int, path: str) -> None:
     """Start as many servers as are missing, and new workers; then every key is as it was in this checkpoint, and no
     other is there. Blocks."""
+    problems = verify(Reader(path))  # before anything is taken away
+    if problems:
+        raise DamagedCheckpoint(path, [str(problem) for problem in problems])
     driver = engine.driver()
     nodes = driver._manager_says()["nodes"]
     alive = sum(node["role"] == Role.SERVER and node["state"] == "alive" for node in nodes)
     for _ in range(num_servers - alive):
         engine.add_server()
     engine.replace_workers()
-    for name in driver._manager_says()["keys"]:
+    for name in driver._every_name():
         driver.delete(name)
     driver.load(path)

@@ -164,12 +164,13 @@ class Cluster:
         self._check_open()
         if not isinstance(namespace, str) or not namespace or "/" in namespace:
             raise UsageError(f"namespace expects a name without '/', got {namespace!r:.60}")
-        if not isinstance(self._engine, ProcessEngine):
-            raise UsageError("share expects engine='processes'")
+        if type(self._engine) is not ProcessEngine:
+            raise UsageError("share expects a cluster with engine='processes' that has servers of its own")
         if type(workers) is not int or workers < 1:
             raise UsageError(f"a job expects at least 1 worker, got {workers!r}")
         job = object.__new__(Cluster)
         job.num_servers, job.num_workers, job._is_open = self.num_servers, workers, True
+        job._save_plan = SavePlan()
         job._engine = SharedEngine(self._engine, namespace, workers)
         job._engine.open()
         return job

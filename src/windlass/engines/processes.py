@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import cloudpickle
@@ -21,7 +22,7 @@ from windlass.engines._revival import Revival
 from windlass.engines._run import Crew, Run
 from windlass.engines.config import NodeConfig, Options, announce, open_store, take_ledger
 from windlass.engines.nodes import Order
-from windlass.errors import ClusterError, UsageError
+from windlass.errors import ClusterError, UsageError, WindlassError
 from windlass.trace.collector import Collector
 from windlass.types import MANAGER, Incarnation, Role
 from windlass.worker.driver import DriverStore
@@ -50,6 +51,7 @@ class ProcessEngine:
         self._members: dict[str, Incarnation] = {}  # the workers that take part in the next run
         self._broken: str | None = None
         self._run: Run | None = None  # under way
+        self.namespaces: set[str] = set()  # of other jobs on these servers
         self.token = secrets.token_hex(32)
         self.manager: tuple[str, ...] = ()
         self.children: dict[str, Child] = {}
@@ -221,22 +223,34 @@ class ProcessEngine:
         """Why a worker whose process lives is no member any more; empty if it is one."""
         state = self.driver()._client.state
         me = self._members[child.name]
-        if me in state.nodes or me not in state.departed or child.poll() is not None:
+        is_gone = me not in state.nodes and me in state.departed
+        if child.poll() is not None or not (is_gone or self._is_awaited(me)):
             return ""
         lease = self.options.worker_lease_seconds
         return f"{child.name} (pid {child.pid}) was not heard of for {lease:g} s (worker_lease_seconds)"
+
+    def _is_awaited(self, worker: Incarnation) -> bool:
+        """Whether the manager keeps the seat of a worker that it does not hear of."""
+        if self.on_worker_loss != "wait":
+            return False
+        with suppress(WindlassError):  # there may be no manager at the moment
+            nodes = self.driver()._manager_says()["nodes"]
+            return any(node["incarnation"] == worker and node["state"] == "awaited" for node in nodes)
+        return False
 
     def _fill_seats(self) -> None:
         """Workers that were lost in a run that went on without them are replaced before the next one."""
         names = [f"worker-{rank}" for rank in range(self._counts[1])]
         empty = [name for name in names if self.children[name].poll() is not None]
         for name in empty:
+            self.children[name].channel.close()
             self._spawn(name, "run_worker", Role.WORKER, int(name.removeprefix("worker-")))
         self._await_ready(empty)
 
     def _replace(self, name: str) -> Child:
         """Another worker in this seat, while a run is under way."""
         self.children[name].wait(5.0)
+        self.children[name].channel.close()
         rank = int(name.removeprefix("worker-"))
         child = self._spawn(name, "run_worker", Role.WORKER, rank, is_late=True)
         self._await_ready([name])

@@ -219,7 +219,9 @@ class ManagerState:
             reason = f"it did not come back to the manager within {recovery.seconds(self._now):.1f} s"
             if peer in recovery.dead:
                 reason = "its process died while there was no manager"
-            effects += self._on_gone(peer, reason, is_certain=peer in recovery.dead)
+            is_kept = self._is_kept_seat(peer)
+            is_certain = peer in recovery.dead
+            effects += self._keep_seat(peer, reason) if is_kept else self._on_gone(peer, reason, is_certain=is_certain)
         steps = self.chart.plan()
         if steps.moves or steps.settles:
             effects += self._take(steps, "shards go on to where they should be")
@@ -544,6 +546,9 @@ class ManagerState:
         order = m.Forget(request=0, name=key.spec.name, key=key.id)
         return [Persist(KeyDropped(key=key.id)), *(Send(node.incarnation, order) for node in self._of(Role.SERVER))]
 
+    def _state_of(self, node: Node) -> str:
+        return "awaited" if node.incarnation in self._empty_seats else "alive"
+
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
@@ -553,7 +558,7 @@ class ManagerState:
             "generation": str(self.generation),
             "checkpoint": self.checkpoint,
             "nodes": [describe_node(self._self, "alive")]
-            + [describe_node(node, "alive") for node in sorted(self.nodes.values(), key=lambda n: (n.role, n.rank))]
+            + [describe_node(node, self._state_of(node)) for node in sorted(self.nodes.values(), key=_place_of)]
             + [describe_node(node, "gone") for node in self.departed],
             "keys": {
                 key.spec.full_name: describe_key(key.id, key.spec)
@@ -564,6 +569,10 @@ class ManagerState:
                 for key in self._keys.values()
             },
         }
+
+
+def _place_of(node: Node) -> tuple[Role, int]:
+    return node.role, node.rank
 
 
 def _named(spec: KeySpec) -> tuple[str, str]:

@@ -19,6 +19,10 @@ SLOW_SECONDS = 2.0
 """Whoever holds a batch for longer than this, and than SLOW_FACTOR times what batches take, is slow: when nothing else
 is left, somebody else gets the batch, too."""
 
+MAX_STRIKES = 3
+"""How often a batch that was pushed is missing on some key before that is taken for what the script wants: it does not
+push every batch to every key."""
+
 
 @dataclass(slots=True)
 class Step:
@@ -47,6 +51,7 @@ class Book:
         self._alone: set[int] = set()  # some shards count these: a push must not complete others with one of them
         self._steps: deque[Step] = deque()
         self._usual_seconds = 0.0
+        self._strikes: dict[int, int] = {}  # how often a batch was done, as its worker says, and not counted
         if not self.is_over:
             self._begin_epoch(counted)
 
@@ -77,6 +82,7 @@ class Book:
         self.epoch += 1
         self.done.clear()
         self._alone.clear()
+        self._strikes.clear()
         if not self.is_over:
             self._begin_epoch(Counted())
 
@@ -180,8 +186,10 @@ class Book:
         """The servers have told which of these count; the others are given out again, first of all."""
         for batch in sorted(batches, reverse=True):
             self.doubted.discard(batch)
+            if batch in self.done and batch not in counted:
+                self._strikes[batch] = self._strikes.get(batch, 0) + 1
             self.done.discard(batch)
-            if batch in counted:
+            if batch in counted or self._strikes.get(batch, 0) >= MAX_STRIKES:
                 self.done.add(batch)
             elif batch not in self.held:
                 self._open.appendleft(batch)

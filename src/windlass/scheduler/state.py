@@ -91,7 +91,9 @@ class SchedulerState:
         effects: list[Effect] = []
         if work is None:
             work, effects = self._begin(namespace, holding.workload, holding.waits)
-        if holding.is_outside:
+        if holding.is_entering:
+            work.entering.add(peer)
+        elif holding.is_outside:
             work.outside.add(peer)
         work.founders.add(peer)
         if work.book is None:
@@ -101,7 +103,8 @@ class SchedulerState:
         return effects
 
     def _begin(self, namespace: str, workload: m.Workload, waits: m.Waits) -> tuple[Work, list[Effect]]:
-        work = Work(workload, namespace, founders=self._crew(namespace), waits=waits)
+        founders = {who for who in self._crew(namespace) if not self.workers[who].is_late}
+        work = Work(workload, namespace, founders=founders, waits=waits)
         self._works[(namespace, workload.name)] = work
         return work, self._inquire(work, None)
 
@@ -195,17 +198,21 @@ class SchedulerState:
         was_end = book.is_epoch_done
         missing = sorted(batch for batch in batches if batch not in counted)
         book.settle(batches, [batch for batch in batches if batch in counted])
+        again = [batch for batch in missing if batch not in book.done]
         effects: list[Effect] = []
-        if missing:
-            some = ", ".join(map(str, missing[:5])) + (" ..." if len(missing) > 5 else "")
-            count = f"{len(missing)} batches are" if len(missing) > 1 else "1 batch is"
+        if again:
+            some = ", ".join(map(str, again[:5])) + (" ..." if len(again) > 5 else "")
+            count = f"{len(again)} batches are" if len(again) > 1 else "1 batch is"
             effects.append(Log("info", f"'{work.workload.name}': {count} given out again ({some})"))
-        elif was_end and book.is_epoch_done:
+        elif missing:
+            text = f"{len(missing)} batches were not pushed to every key that others of '{work.workload.name}' went to"
+            effects.append(Log("warning", f"{text}; there they do not count"))
+        if not again and was_end and book.is_epoch_done:
             book.end_epoch()
             record = EpochDone(namespace=work.namespace, workload=work.workload.name, epochs=book.epoch)
             effects.append(Persist(record))
             end = "the last epoch" if book.is_over else f"epoch {book.epoch - 1}"
-            effects.append(Log("info", f"'{work.workload.name}': {end} is done: every sample was counted once"))
+            effects.append(Log("info", f"'{work.workload.name}': {end} is done"))
         return effects + self._go_on(work, book)
 
     def describe(self) -> dict[str, Any]:

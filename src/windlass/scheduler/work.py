@@ -55,12 +55,13 @@ class Work:
         if take.keys:
             self.waits = take.waits
         self.asking[peer] = Asking(take.request, now, take.is_outside, bool(take.held))
-        if take.is_outside or (peer not in self.founders and peer not in self.entering):
+        is_stranger = peer not in self.founders and peer not in self.entering
+        was_let_in_by_another = peer in self.outside and not self.is_open_house  # when others might be at work already
+        if take.is_outside or is_stranger or was_let_in_by_another:
             self.outside.add(peer)
-            self.entering.discard(peer)
         else:
             self.outside.discard(peer)
-            self.entering.discard(peer)
+        self.entering.discard(peer)
         self.founders.add(peer)
 
     def leave(self, peer: Incarnation) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,7 +14,7 @@ from windlass.server.host import Members, Routes
 from windlass.server.pins import Pins
 from windlass.server.sequential import SequentialShard
 from windlass.server.shard import Shard
-from windlass.types import Bytes, Incarnation, KeyId, KeySpec
+from windlass.types import MANAGER, Bytes, Incarnation, KeyId, KeySpec
 
 AnyShard = SequentialShard | ArrivalShard
 
@@ -94,12 +94,18 @@ def misread(key: HeldKey, pieces: tuple[m.Piece, ...]) -> str:
     return ""
 
 
-def asked_for(tally: m.Tally, keys: Mapping[KeyId, HeldKey]) -> list[AnyShard]:
-    """The shards here that a tally is about: of the keys that it names, or of all that know of the workload."""
-    if tally.keys:
-        return [shard for key in tally.keys if key in keys for shard in keys[key].shards.values()]
+def tallied(tally: m.Tally, keys: Mapping[KeyId, HeldKey]) -> Iterator[tuple[AnyShard | None, Send]]:
+    """What is counted on the shards here of the keys that a tally names, or of all that know of the workload; with the
+    shard, if it speaks for itself and must not say what is not safe. The last one says how many there were."""
     shards = [shard for key in keys.values() for shard in key.shards.values()]
-    return [shard for shard in shards if tally.workload in shard.batches.workloads]
+    if tally.keys:
+        shards = [shard for shard in shards if shard.id in tally.keys]
+    else:
+        shards = [shard for shard in shards if tally.workload in shard.batches.workloads]
+    for shard in shards:
+        yield shard if shard.log.is_head else None, Send(MANAGER, shard.tally(tally))
+    count = m.Tallied(ask=tally.ask, key=KeyId(0), shard=-1, num_shards=len(shards), floor=0, above=())
+    yield None, Send(MANAGER, count)
 
 
 class Looked(Protocol):

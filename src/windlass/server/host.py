@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from windlass._wire import messages as m
 from windlass.server.pins import Pins
 from windlass.types import Chain, Generation, Incarnation, Memory, Node
 
@@ -71,3 +72,14 @@ class Routes:
 
     def heads(self) -> list[Incarnation]:
         return list(dict.fromkeys(chain[0] for chain in self.chains if chain))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """`join` is how this node presents itself to the manager. `local` holds reducers and updaters of this process
+    that have no import path (an embedded store's lambdas)."""
+
+    join: m.Join
+    manager: tuple[str, ...]
+    local: Mapping[str, object] = field(default_factory=dict)
+    lease_seconds: float = 3.0

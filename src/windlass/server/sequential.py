@@ -40,7 +40,8 @@ class SequentialShard(Shard):
         return self.rounds.closed
 
     def last_clock(self) -> int:
-        return self.rounds.closed
+        pushed = (clock for who, clock in self.clocks.received.items() if who in self.live)
+        return max(self.rounds.closed, *pushed, 0)
 
     def slot_version(self, slot: HeldSlot) -> int:
         return slot.rounds + self.base

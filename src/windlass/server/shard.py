@@ -82,6 +82,7 @@ class Shard(Crew, Freezes):
         self.members = host.members
         self.freezer = host.freezer
         self.log = self.log_kind(place.key, number, host.me, host.pins, host.memory)
+        self.chained_in = Generation(0, 0)  # the generation that gave it the chain that it has
         self.ancestors: set[Incarnation] = set()  # who was before us in the chain and may not know that it is out
         self.lesson = 0  # the last one begun, by us or with us; what belongs to earlier ones is void
         self.ready_learner: Incarnation | None = None  # who last said that it is ready to be shown the shard

@@ -9,8 +9,7 @@ be alive waits for a whole one. So no two ever answer at the same time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 from windlass._wire import messages as m
@@ -33,8 +32,9 @@ from windlass._wire.effects import (
 from windlass.errors import UsageError
 from windlass.server.arrival import ArrivalShard
 from windlass.server.freezing import Freezer
-from windlass.server.held import AnyShard, HeldKey, asked_for, inspect, misfit, misread, refusal
+from windlass.server.held import AnyShard, HeldKey, inspect, misfit, misread, refusal, tallied
 from windlass.server.host import Host, Members, Routes
+from windlass.server.host import ServerConfig as ServerConfig
 from windlass.server.log import Standing, Teaching
 from windlass.server.making import Maker, Restoring
 from windlass.server.pins import Pins
@@ -44,17 +44,6 @@ from windlass.server.teaching import hear_learner, hear_teacher
 from windlass.types import MANAGER, Bytes, Chain, Generation, Incarnation, KeyId, Memory, Node, Role, Sequential
 
 MAX_EARLY_MESSAGES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class ServerConfig:
-    """`join` is how this node presents itself to the manager. `local` holds reducers and updaters of this process
-    that have no import path (an embedded store's lambdas)."""
-
-    join: m.Join
-    manager: tuple[str, ...]
-    local: Mapping[str, object] = field(default_factory=dict)
-    lease_seconds: float = 3.0
 
 
 class ServerState:
@@ -78,6 +67,7 @@ class ServerState:
         self._restoring = Restoring()
         self._confirmed: dict[Incarnation, float] = {}  # our clock at the last beat that each server has answered
         self._answered: dict[Incarnation, float] = {}  # when we last answered a beat of each server
+        self._knows: dict[Incarnation, Generation] = {}  # which generation it knew of then
         self._beaten_at = 0.0
         self._is_leaving = False
         self._maker = Maker(memory, config.local)
@@ -311,12 +301,9 @@ class ServerState:
 
     def _on_tally(self, tally: m.Tally) -> list[Effect]:
         effects: list[Effect] = []
-        shards = asked_for(tally, self.keys)
-        for shard in shards:
-            told: list[Effect] = [Send(MANAGER, shard.tally(tally))]
-            effects += self._told(shard, told) if shard.log.is_head else told
-        announced = m.Tallied(ask=tally.ask, key=KeyId(0), shard=-1, num_shards=len(shards), floor=0, above=())
-        return [*effects, Send(MANAGER, announced)]
+        for shard, told in tallied(tally, self.keys):
+            effects += [told] if shard is None else self._told(shard, [told])
+        return effects
 
     def _on_round(self, peer: Incarnation, message: m.Staged | m.Close) -> list[Effect]:
         key = self.keys.get(message.key)
@@ -375,6 +362,7 @@ class ServerState:
             if node is None or node.role is not Role.SERVER:
                 return []  # it is out, and should not think otherwise
             self._answered[peer] = self._now
+            self._knows[peer] = Generation(beat.term, beat.number)
             return [Send(peer, m.Beat(sent=beat.sent, is_answer=True))]
         if peer == MANAGER:
             return []
@@ -405,7 +393,7 @@ class ServerState:
     def _beat(self) -> list[Effect]:
         self._beaten_at = self._now
         after = {shard.log.downstream for shard in self._shards() if shard.log.is_head} - {None}
-        beat = m.Beat(sent=self._now)
+        beat = self._new_beat()
         return [Send(MANAGER, beat), *(Send(server, beat) for server in sorted(after))]  # type: ignore[type-var,arg-type]
 
     def _confirm(self, shard: AnyShard) -> list[Effect]:
@@ -414,7 +402,11 @@ class ServerState:
         after = shard.log.successor
         if not shard.log.is_head or after is None or self._may_answer(after):
             return []
-        return [Send(after, m.Beat(sent=self._now))]
+        return [Send(after, self._new_beat())]
+
+    def _new_beat(self) -> m.Beat:
+        term, number = self.members.generation
+        return m.Beat(sent=self._now, term=term, number=number)
 
     def _inherit(self, shard: AnyShard) -> list[Effect]:
         """An heir speaks for its shard when those who did before it cannot any more, and it has applied all it has."""
@@ -434,8 +426,12 @@ class ServerState:
         return effects
 
     def may_inherit(self, shard: AnyShard) -> bool:
+        """Whether nobody who was before us answers any more: not confirmed for a lease, or it knows that it is out."""
+        return all(self._is_silent(one) or self._knows[one] >= shard.chained_in for one in shard.ancestors)
+
+    def _is_silent(self, server: Incarnation) -> bool:
         lease = self.config.lease_seconds
-        return all(self._now - self._answered.get(one, -lease) >= lease for one in shard.ancestors)
+        return self._now - self._answered.get(server, -lease) >= lease
 
     # --- members and links ------------------------------------------------------------------------------------------
 
@@ -487,6 +483,7 @@ class ServerState:
                 continue
             learner = move.learner or None
             was_head, taught = shard.log.is_head, shard.log.learner
+            shard.chained_in = self.members.generation
             effects += shard.log.rechain(move.chain, learner)
             if shard.log.learner != taught:
                 shard.taught_since = self.members.generation

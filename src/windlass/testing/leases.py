@@ -44,6 +44,8 @@ class LeaseProgram(Program):
             if granted.is_over:
                 break
             if granted.may_enter:
+                held = tuple(given)
+                self.holdings[workload.name] = m.Holding(workload=workload, held=held, is_entering=True)
                 yield from self._level(keys)
                 is_outside = False
                 continue

@@ -267,7 +267,7 @@ class Reader(Program):
             for shape in self.plan.keys:
                 key = yield from self._find(shape)
                 entries.append(Entry(key, "numpy", _Edge(self.memory, self.is_shared)))  # type: ignore[arg-type]
-            for _ in range(self.rng.randint(1, 2 * self.plan.clock)):
+            for _ in range(self.rng.randint(1, max(1, 2 * self.plan.clock))):
                 number = self.rng.randrange(len(entries))
                 shape = self.plan.keys[number]
                 yield self._pull(shape, entries[number], NEWEST, self._range(shape))

@@ -111,6 +111,11 @@ class Optimizer(torch.optim.Optimizer):
         """
         if completes is not None:
             check_begun(self.store, completes)
+        if any(batch.weight != 1.0 for batch in self.store.begun_batches):
+            raise UsageError(
+                f"{self._model.who}: batches(global_batch=) is for keys that sum what is pushed; an optimizer takes "
+                "the mean of its workers. Leave global_batch out, or push by hand"
+            )
         if self._backward.is_closed:
             raise UsageError(
                 f"{self._model.who}: this optimizer, '{self.name}', is closed, or another of its name or on its "

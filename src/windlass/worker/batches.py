@@ -96,7 +96,7 @@ class Batches:
         self._share: deque[Batch] = deque()  # given to us and not begun
         self._given: dict[int, Batch] = {}  # and not known to be done
         self._order: tuple[int, Indices] = (-1, np.empty(0, np.int64))
-        self._is_outside = False
+        self._is_outside = self._is_entering = False
         self._resting: set[str] = set()
         self.is_over = False
 
@@ -134,7 +134,7 @@ class Batches:
             self.is_over = True
             self._end(granted)
             return
-        self._is_outside = False
+        self._is_outside = self._is_entering = False
         last = len(granted.batches) - 1
         for at, number in enumerate(granted.batches):
             batch = self._batch(number, granted.batches, is_last=at == last)
@@ -150,8 +150,9 @@ class Batches:
         else:
             held, waits = tuple(self._given), self._waits()
             holdings[self._workload.name] = m.Holding(
-                workload=self._workload, held=held, is_outside=self._is_outside, waits=waits
-            )
+                workload=self._workload, held=held, is_outside=self._is_outside, waits=waits,
+                is_entering=self._is_entering,
+            )  # fmt: skip
 
     def _ask(self, *, is_leaving: bool = False) -> m.Granted:
         done = [number for number, batch in self._given.items() if all(task.is_done for task in batch.tasks)]
@@ -204,7 +205,7 @@ class Batches:
 
     def _rest(self, granted: m.Granted) -> None:
         """Let nobody wait for us: on the keys of our own pushes, and on those of others' that we use, too."""
-        self._is_outside = True
+        self._is_outside, self._is_entering = True, False
         self._note_holdings()
         for name, entry in self._concerned(granted):
             if self._waits() is m.Waits.NOBODY:
@@ -217,7 +218,8 @@ class Batches:
     def _enter(self, granted: m.Granted) -> None:
         """Nobody pushes at the moment: begin on all keys at the same step. Level with the others: who had to catch up
         on a bounded key could not, where a sequential one lets nobody get ahead."""
-        self._is_outside = False
+        self._is_outside, self._is_entering = False, True
+        self._note_holdings()
         for name, entry in self._concerned(granted):
             if name in self._resting:
                 self._level(entry)

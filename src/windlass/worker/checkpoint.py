@@ -18,6 +18,7 @@ from os import PathLike
 from typing import TypeVar
 
 import numpy as np
+from msgspec import structs
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Send
@@ -290,7 +291,7 @@ def load(client: Client, path: str | PathLike[str]) -> None:
     """Declare what is not declared, and give every slot back what it was made of. Blocks; nobody may push meanwhile."""
     reader = Reader(path)
     for saved in reader.manifest.keys:
-        make = partial(m.Declare, spec=saved.spec)
+        make = partial(m.Declare, spec=structs.replace(saved.spec, namespace=client.state.namespace))
         declared, _ = client.request(
             MANAGER, lambda n, make=make: make(request=n), f"load '{saved.spec.name}'"  # type: ignore[misc]
         )
@@ -302,7 +303,9 @@ def load(client: Client, path: str | PathLike[str]) -> None:
 
 
 def _tell(client: Client, path: str) -> None:
-    """Let the cluster know where it can go back to."""
+    """Let the cluster know where it can go back to. A job that shares its servers has checkpoints of its own."""
+    if client.state.namespace:
+        return
     try:
         client.request(MANAGER, lambda n: m.Saved(request=n, path=path), f"the manager's note of '{path}'")
     except ClusterError as error:
