@@ -40,5 +40,22 @@ def test_what_a_job_may_not_do_to_servers_it_shares_is_told():
         for bad in ("", "a/b", 3):
             with pytest.raises(wl.UsageError, match="namespace expects"):
                 first.share(bad)
-        with first.share("second") as second, pytest.raises(wl.UsageError, match="add one there"):
-            second.add_server()
+        with first.share("second") as second:
+            with pytest.raises(wl.UsageError, match="add one there"):
+                second.add_server()
+            with pytest.raises(wl.UsageError, match="a job in namespace 'second' already"):
+                first.share("second")
+            with pytest.raises(wl.UsageError, match="servers of its own"):
+                second.share("third")
+
+
+def test_a_job_loads_its_own_checkpoint_and_nobody_elses_values(tmp_path):
+    with wl.Cluster(workers=1) as first, first.share("second") as second:
+        for job, value in ((first, 1.0), (second, 7.0)):
+            job.run(train, 1, value)
+        path = second.store().save(tmp_path)
+        for job in (first, second):
+            job.run(train, 1, 100.0)
+        first.store().load(path)
+        assert first.store().pull("w")[0] == 7
+        assert second.store().pull("w")[0] == 107

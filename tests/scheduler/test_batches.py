@@ -145,6 +145,44 @@ def test_a_worker_that_is_silent_for_its_lease_is_lost():
         assert 45 <= result <= 46
 
 
+def test_a_silent_workers_seat_is_taken_by_another():
+    def work(store):
+        store.create("w", np.zeros(1), update="add")
+        for done, batch in enumerate(store.batches(80, batch_size=2)):
+            if done == 5 and store.rank == 1 and not store._client.state.is_late:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            store.pushpull("w", np.full(1, float(len(batch))), completes=batch)
+        return float(store.pull("w")[0])
+
+    with wl.Cluster(servers=1, workers=2, on_worker_loss="wait", worker_lease_seconds=1.0) as cluster:
+        assert cluster.run(work) == [80, 80]
+
+
+def test_pushes_that_complete_nothing_are_as_ever_and_nobody_waits_for_ever():
+    def work(store):
+        store.create("w", np.zeros(1), update="add")
+        for _batch in store.batches(20, batch_size=1):
+            store.push("w", np.ones(1))
+        return float(store.pull("w")[0])
+
+    with wl.Cluster(servers=1, workers=3, timeout=30) as cluster:
+        assert cluster.run(work) == [20, 20, 20]
+
+
+def test_batches_that_are_not_pushed_to_every_key_end_with_a_warning_not_never():
+    store = wl.Store()
+    for key in ("k", "j"):
+        store.create(key, np.zeros(1), update="add")
+    given = 0
+    for batch in store.batches(6, batch_size=2, epochs=2):
+        given += 1
+        store.push("k", np.ones(1), completes=batch)
+        if batch.epoch == 0:
+            store.push("j", np.ones(1), completes=batch)
+    assert store.pull("k")[0] == 6
+    assert given < 20
+
+
 def test_mistakes_are_told_in_words():
     store = wl.Store()
     store.create("w", np.zeros(2))
