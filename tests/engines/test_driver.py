@@ -81,8 +81,8 @@ atexit.register(server.close)
 child = server.spawn("worker-0", "tests.engines.targets:call")
 busy = server.spawn("worker-1", "tests.engines.targets:call")
 busy.channel.send(lambda: time.sleep(600))
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     child.channel.recv()
 except KeyboardInterrupt:
     child.channel.send(os.getpid)
