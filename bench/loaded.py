@@ -53,7 +53,7 @@ class Load:
             def then_stop(hand: Hand) -> None:
                 try:
                     hand.await_version("model", WARM_PUSHES)
-                    hand.await_whole(self._cluster._engine._options.replicas + 1)
+                    hand.await_whole(self._cluster._engine.options.replicas + 1)
                     plan(hand)
                     time.sleep(0.3)
                 finally:
