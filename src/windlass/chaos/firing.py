@@ -176,6 +176,8 @@ class Firing:
         for name in victims:
             if name.startswith("server-") and self._is_lasting(shot, list(victims)):
                 self._seats[one.incarnations[name]] = (int(self.scene.nodes[name]["rank"]), fault)
+                if not self.plan.replaces:
+                    fault.note = "not replaced"
         if shot.deed is Deed.KILL and "manager" in victims:
             self._manager_kills.append(fired)
         self._open.append(one)
@@ -215,8 +217,8 @@ class Firing:
         alive = {int(node["incarnation"]) for node in self.scene.nodes.values()}
         for incarnation in [who for who in self._seats if alive and who not in alive]:
             rank, fault = self._seats.pop(incarnation)
-            fault.note = "replaced" if self.plan.replaces else "not replaced"
             if self.plan.replaces:
+                fault.note = "replaced"
                 self.scene.there.recruit(rank)
                 self._tell(f"a new server-{rank} takes the seat")
         self._open = [one for one in self._open if one.lift_at or one.fault.recovery_seconds is None]
