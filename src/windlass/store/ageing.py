@@ -54,17 +54,24 @@ class Ageing:
         self._limits = limits
         self.tick = 0  # stays 0 where nothing ages
         self._floor = 0  # of the last sweep by age
-        self._marks: list[tuple[float, int]] = []  # (a time, the last tick before it), a GRAIN-th of ttl_seconds apart
+        # (from, to, tick): in this time were the updates up to this tick, since the mark before. Each spans less than a
+        # GRAIN-th of ttl_seconds.
+        self._marks: list[tuple[float, float, int]] = []
 
     def next(self, now: float) -> int:
-        """The tick of the update that comes now. `now` is seconds of the head's clock, which followers are told; a time
-        before an earlier one counts as that."""
+        """The tick of the update that comes now. `now` is in seconds, by the clock of the head, which followers are
+        told; a time before an earlier one counts as that."""
         if not self._limits.is_any:
             return 0
-        seconds = self._limits.ttl_seconds
-        if seconds is not None and (not self._marks or now - self._marks[-1][0] >= seconds / GRAIN):
-            self._marks.append((now, self.tick))
         self.tick += 1
+        if self._limits.ttl_seconds is not None:
+            begun, last, _ = self._marks[-1] if self._marks else (now, now, 0)
+            now = max(now, last)
+            if self._marks and now - begun < self._limits.ttl_seconds / GRAIN:
+                self._marks.pop()
+            else:
+                begun = now
+            self._marks.append((begun, now, self.tick))
         return self.tick
 
     def floor(self, now: float) -> int:
@@ -75,10 +82,10 @@ class Ageing:
             if reached - self._floor >= max(1, limits.ttl_updates // GRAIN):
                 floor = reached
         if limits.ttl_seconds is not None:
-            past = [mark for mark in self._marks if mark[0] <= now - limits.ttl_seconds]
+            past = [mark for mark in self._marks if mark[1] <= now - limits.ttl_seconds]
             if past:
                 del self._marks[: len(past)]
-                floor = max(floor, past[-1][1] + 1)
+                floor = max(floor, past[-1][2] + 1)
         self._floor = max(self._floor, floor)
         return floor if floor > 1 else 0
 
@@ -95,7 +102,7 @@ class Ageing:
         """The same ticks, as far as they are of the last 2**31, from 1 on."""
         self.tick -= RENUMBERED
         self._floor = max(0, self._floor - RENUMBERED)
-        self._marks = [(time, max(0, tick - RENUMBERED)) for time, tick in self._marks]
+        self._marks = [(begun, last, max(0, tick - RENUMBERED)) for begun, last, tick in self._marks]
         lowered: Array = np.maximum(used.astype(np.int64) - RENUMBERED, 0)
         return lowered
 
@@ -104,7 +111,7 @@ class Ageing:
 
     def restore(self, meta: Mapping[str, Any]) -> None:
         self.tick, self._floor = meta["tick"], meta["floor"]
-        self._marks = [(float(time), int(tick)) for time, tick in meta["marks"]]
+        self._marks = [(float(begun), float(last), int(tick)) for begun, last, tick in meta["marks"]]
 
 
 def oldest(used: Array, hashes: Array, count: int) -> Floor:

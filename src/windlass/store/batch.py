@@ -93,7 +93,7 @@ def reduce_rows(total: Array, parts: Sequence[tuple[Array, Array]], *, dtype: st
 def _reduce_slowly(total: Array, parts: Sequence[tuple[Array, Array]], dtype: str, reducer: Reducer) -> None:
     """By a user's reducer: the first row of every id, then the second, and so on."""
     inverse = np.concatenate([each for each, _ in parts])
-    rows = np.concatenate([decoded(each, dtype) for _, each in parts]).reshape(inverse.size, -1)
+    rows = np.concatenate([decoded(each, dtype) for _, each in parts]).reshape(inverse.size, total.shape[1])
     order = np.argsort(inverse, kind="stable")
     starts = np.flatnonzero(np.diff(inverse[order], prepend=-1))
     nth = np.arange(inverse.size) - np.repeat(starts, np.diff(starts, append=inverse.size))

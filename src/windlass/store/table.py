@@ -239,7 +239,7 @@ class TableSlot:
     def _admit(self, found: Found, ids: Array, now: float, admit_after: int) -> None:
         """Give a row to each id that is due one. Of the others, `found.rows` stays -1."""
         due = found.missing if admit_after == 1 else 0
-        if due + found.missing < ids.size and self.num_candidates:
+        if self.num_candidates:
             due += self._index.num_due(found, admit_after)
         self._check_bytes(self.num_rows + due, self._index.size + found.missing)
         free = self._rows.arena.offer(due) if due else _NO_ROWS

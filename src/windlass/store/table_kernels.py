@@ -107,13 +107,13 @@ def find(entries: Array, homes: int, ids: int, hashes: Array, places: Array, row
 
 @jit
 def _insert(entries: Array, homes: int, hashed: Any, word: Any) -> Any:
-    """Put a new entry where it belongs, and those after it one place on. Returns its place, or -1: no room, the index
-    must be made larger. One that is there already stays as it is."""
+    """Put a new entry where it belongs, and those after it one place on. Returns the tag of one that is there already,
+    and stays as it is; else 0; or -1: no room, the index must be made larger."""
     place = home(hashed, homes)
     while entries[place, 1] & _LOW and entries[place, 0] < hashed:
         place += 1
     if entries[place, 1] & _LOW and entries[place, 0] == hashed:
-        return place
+        return np.int64(entries[place, 1] & _LOW)
     stop = place
     while entries[stop, 1] & _LOW:
         stop += 1
@@ -123,7 +123,7 @@ def _insert(entries: Array, homes: int, hashed: Any, word: Any) -> Any:
         entries[stop, 0], entries[stop, 1] = entries[stop - 1, 0], entries[stop - 1, 1]
         stop -= 1
     entries[place, 0], entries[place, 1] = hashed, word
-    return place
+    return np.int64(0)
 
 
 @jit
@@ -158,13 +158,17 @@ def enter(
         if places[i] < 0:
             row = free[done[1]] if admit_after <= 1 else -1
             tag = np.uint64(row + 1) if admit_after <= 1 else _CANDIDATE + np.uint64(1)
-            if _insert(entries, homes, hashes[i], used | tag) < 0:
+            before = _insert(entries, homes, hashes[i], used | tag)
+            if before < 0:
                 return False
-            done[2] += 1
             rows[i] = row
-            if row >= 0:
-                made[done[1]] = i
-                done[1] += 1
+            if before > 0:  # an id that comes twice, against the promise
+                rows[i] = before - 1 if before < CANDIDATE else -1
+            else:
+                done[2] += 1
+                if row >= 0:
+                    made[done[1]] = i
+                    done[1] += 1
         done[0] += 1
     return True
 
