@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -35,12 +36,12 @@ def make_slots() -> list[TableSlot]:
 
 
 def push(slots: list[TableSlot], way: Route, grads: Array) -> float:
-    """Returns how long the slowest slot took, in seconds."""
+    """Returns how long the slowest slot took, in seconds of the processor."""
     slowest = 0.0
     for slot, lo, hi in zip(slots, way.bounds[:-1], way.bounds[1:], strict=True):
-        begun = time.perf_counter()
+        begun = time.thread_time()
         slot.apply([Contribution(way.ids[lo:hi], grads[lo:hi], True)], divisor=1, hyper=None, now=0.0)
-        slowest = max(slowest, time.perf_counter() - begun)
+        slowest = max(slowest, time.thread_time() - begun)
     return slowest
 
 
@@ -49,40 +50,42 @@ def pull(slots: list[TableSlot], way: Route, out: Array) -> None:
         slot.pull(way.ids[lo:hi], out[lo:hi])
 
 
-def rate(what: str, count: int, work: Callable[[], object], seconds: float) -> None:
-    """Print the best and the median of runs over so many seconds, by the clock and by the processor's time."""
-    work()
-    runs, ends = [], time.perf_counter() + seconds
-    while time.perf_counter() < ends or len(runs) < 3:
-        wall, busy = time.perf_counter(), time.thread_time()
-        work()
-        runs.append((time.perf_counter() - wall, time.thread_time() - busy))
-    walls, busies = sorted(run[0] for run in runs), sorted(run[1] for run in runs)
-    best, median = count / walls[0] / 1e6, count / walls[len(walls) // 2] / 1e6
-    processor = count / busies[len(busies) // 2] / 1e6
+def rate(what: str, runs: Sequence[tuple[int, Callable[[], object]]], seconds: float) -> None:
+    """Each run is so many ids. Print the best and the median of all runs over so many seconds, by the clock, and the
+    median by the processor's time, which says more where others are at work."""
+    walls, busies = [], []
+    for _, run in runs:
+        run()
+    ends = time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        for count, run in runs:
+            wall, busy = time.perf_counter(), time.thread_time()
+            run()
+            walls.append(count / (time.perf_counter() - wall) / 1e6)
+            busies.append(count / (time.thread_time() - busy) / 1e6)
+    best, median, processor = max(walls), float(np.median(walls)), float(np.median(busies))
     print(f"{what:<34} {best:7.1f} M ids/s best, {median:7.1f} median; by processor time {processor:7.1f}")
 
 
 def speeds(seconds: float) -> None:
     batches = zipf_batches(1_000_000)
     ways = [route(batch, NUM_SLOTS) for batch in batches]
-    rng = np.random.default_rng(1)
-    raw = rng.standard_normal((BATCH, DIM)).astype(np.float32)
+    raw = np.random.default_rng(1).standard_normal((BATCH, DIM)).astype(np.float32)
     grads = [merge_rows(way, raw, dtype="float32", reducer=SUM) for way in ways]
     out = np.empty((max(way.ids.size for way in ways), DIM), np.float32)
     slots = make_slots()
-    everything = route(np.arange(1_000_000), NUM_SLOTS)
-    push(slots, everything, np.ones((1_000_000, DIM), np.float32))
-    count = sum(way.ids.size for way in ways)
-    print(f"{count // NUM_BATCHES} different ids a batch")
-    rate("push (Adagrad)", count, lambda: [push(slots, *each) for each in zip(ways, grads, strict=True)], seconds)
-    rate("pull", count, lambda: [pull(slots, way, out) for way in ways], seconds)
-    raws = NUM_BATCHES * BATCH
-    rate("find different ids, sort by slot", raws, lambda: [route(batch, NUM_SLOTS) for batch in batches], seconds)
-    rate("... and add up their rows", raws, lambda: [
-        merge_rows(route(batch, NUM_SLOTS), raw, dtype="float32", reducer=SUM) for batch in batches
-    ], seconds)  # fmt: skip
-    rate("rows back to the batch's order", raws, lambda: [expand_rows(way, out) for way in ways], seconds)
+    push(slots, route(np.arange(1_000_000), NUM_SLOTS), np.ones((1_000_000, DIM), np.float32))
+    print(f"{sum(way.ids.size for way in ways) // NUM_BATCHES} different ids a batch")
+
+    def merged(batch: Array) -> Array:
+        return merge_rows(route(batch, NUM_SLOTS), raw, dtype="float32", reducer=SUM)
+
+    pairs = list(zip(ways, grads, strict=True))
+    rate("push (Adagrad)", [(way.ids.size, partial(push, slots, way, grad)) for way, grad in pairs], seconds)
+    rate("pull", [(way.ids.size, partial(pull, slots, way, out)) for way in ways], seconds)
+    rate("find different ids, sort by slot", [(BATCH, partial(route, batch, NUM_SLOTS)) for batch in batches], seconds)
+    rate("... and add up their rows", [(BATCH, partial(merged, batch)) for batch in batches], seconds)
+    rate("rows back to the batch's order", [(BATCH, partial(expand_rows, way, out)) for way in ways], seconds)
 
 
 def size(num_rows: int) -> None:
@@ -96,11 +99,12 @@ def size(num_rows: int) -> None:
         if lo >= num_rows // 8:
             worst_share = max(worst_share, sum(slot.nbytes for slot in slots) / (lo + way.ids.size) / rows_bytes)
     took, held = time.perf_counter() - begun, sum(slot.nbytes for slot in slots)
-    print(f"{num_rows:,} rows in {took:.1f} s; the slowest push to a slot took {slowest * 1e3:.1f} ms")
+    print(f"{num_rows:,} rows in {took:.1f} s; the slowest push to a slot took {slowest * 1e3:.1f} ms of the processor")
     print(f"memory {held / num_rows / rows_bytes:.3f} x values and state; at worst on the way {worst_share:.3f} x")
-    begun = time.perf_counter()
+    slots[1].dump()  # to compile it
+    begun = time.thread_time()
     slots[0].dump()
-    print(f"dump of a slot of {slots[0].num_rows:,} rows: {(time.perf_counter() - begun) * 1e3:.1f} ms")
+    print(f"dump of a slot of {slots[0].num_rows:,} rows: {(time.thread_time() - begun) * 1e3:.1f} ms")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from windlass.store.ageing import GRAIN
 from windlass.store.dense import DenseSlot, Reduced
 from windlass.store.reduce import Reducer, reducer_rule, resolve_reducer
 from windlass.store.table import Contribution, TableOptions, TableSlot
-from windlass.store.update import RowwiseAdagrad, Updater, resolve_updater, updater_rule
+from windlass.store.update import Assign, RowwiseAdagrad, Updater, resolve_updater, updater_rule
 from windlass.types import STORAGE, Array, Heap, Memory
 
 
@@ -58,7 +58,8 @@ class Model:
     """A table as one would write it without a thought for speed."""
 
     def __init__(self, options: TableOptions, reduce: str | Reducer, update: str | Updater) -> None:
-        self.options, self.reduce, self.update = options, reduce, update
+        like = make_table(options, reduce, update)
+        self.options, self.reducer, self.update = options, like.reducer, like.updater
         self.rows: dict[int, DenseSlot] = {}
         self.sums: dict[int, np.float32] = {}  # of row-wise Adagrad
         self.waiting: dict[int, int] = {}  # pushes of ids without a row
@@ -92,8 +93,10 @@ class Model:
 
     def _begin(self, number: int) -> DenseSlot:
         options = self.options
-        update = "assign" if isinstance(self.update, RowwiseAdagrad) else self.update
-        row = make_slot(options.dim, options.dtype, self.reduce, update)
+        update = Assign() if isinstance(self.update, RowwiseAdagrad) else self.update
+        row = DenseSlot(
+            size=options.dim, dtype=options.dtype, reducer=self.reducer, updater=update, memory=Heap()
+        )  # fmt: skip
         first = options.init.rows(np.array([number]), options.dim)[0]
         if options.dtype == "float32":
             row.write(0, options.dim, first)

@@ -24,7 +24,8 @@ def test_every_id_comes_once_in_its_slot_in_the_order_it_came(ids, num_slots):
     assert way.ids[way.inverse].tolist() == ids
     different = list(dict.fromkeys(ids))
     slots = [(mixed(number) & 0xFFFFFFFF) * num_slots >> 32 for number in different]
-    expected = [[number for number, at in zip(different, slots, strict=True) if at == slot] for slot in range(num_slots)]
+    pairs = list(zip(different, slots, strict=True))
+    expected = [[number for number, at in pairs if at == slot] for slot in range(num_slots)]
     found = [way.ids[lo:hi].tolist() for lo, hi in zip(way.bounds[:-1], way.bounds[1:], strict=True)]
     assert found == expected
     assert way.is_unique == (len(different) == len(ids))

@@ -374,10 +374,8 @@ class TableSlot:
 
 def _aligned(data: Array, dtype: np.dtype[Any]) -> Array:
     """Elements of this type, one after the other, where a machine likes them to be."""
-    flat = np.ascontiguousarray(data).reshape(-1)
-    if address(flat) % dtype.itemsize:
-        flat = flat.copy()
-    return flat.view(dtype)
+    flat = np.ascontiguousarray(data).reshape(-1).view(dtype)
+    return flat if flat.flags.aligned else flat.copy()
 
 
 def _column(arrays: Mapping[str, Array], name: str, dtype: Any, count: int | None = None) -> Array:

@@ -28,7 +28,7 @@ CANDIDATE = 0xFFFF0000
 """Tags from here on count pushes: MAX_ROWS rows are possible in a slot, and counts below 2**16."""
 
 MAX_ROWS = CANDIDATE - 1
-AHEAD = 12
+AHEAD = 16
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
