@@ -1,11 +1,16 @@
 """The hot loops of a table's index: which row an id has.
 
 An id is *mixed* into a hash, a bijection of 64 bits, so that hash and id say the same and the index keeps the hash.
-`entries` has two words for each place: the hash, and a *tag* below when it was last used (`used << 32 | tag`). A tag is
-0 where the place is empty, 1 + row where the id has a row, and above CANDIDATE the number of pushes that an id without
-a row has had. An id's *home* is its hash scaled to the number of homes; entries are sorted by hash, each at its home or
-as soon after it as there is place. So the order of the entries depends on neither history nor size; an id that is not
-there is missed after few places; and to make the index larger or to drop entries is one pass over memory, in order.
+An entry is two words: the hash, and a *tag* below when it was last used (`used << 32 | tag`). A tag is 0 where the
+place is empty, 1 + row where the id has a row, and above CANDIDATE the number of pushes that an id without a row has
+had.
+
+An index is one *part*, or 2**bits of them by the first bits of the hash, so that none is long and to make one larger
+is soon done. `parts` has a line for each: the address of its entries, the number of its homes, how many entries it has,
+and room for how many places there is. An id's *home* in its part is the rest of its hash scaled to the number of homes;
+entries are sorted by hash, each at its home or as soon after it as there is place, and the last place stays empty. So
+the order of the entries depends on neither history nor size; an id that is not there is missed after few places; and
+to make a part larger or to drop entries is one pass over memory, in order.
 
 `ids` and other inputs come as addresses: read-only memory is another type to numba, and would be compiled again. A
 place of the index is asked for some ids before it is read, so that several are on their way from memory at once.
@@ -29,6 +34,7 @@ CANDIDATE = 0xFFFF0000
 
 MAX_ROWS = CANDIDATE - 1
 AHEAD = 16
+_FAR = 1 << 40  # elements: longer than any part
 
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -77,64 +83,76 @@ def unmix(hashed: Any) -> Any:
 
 
 @jit
-def home(hashed: Any, homes: Any) -> Any:
-    return np.int64(((hashed >> _HALF) * np.uint64(homes)) >> _HALF)
+def part_of(hashed: Any, bits: int) -> Any:
+    return np.int64((hashed >> _HALF) >> np.uint64(32 - bits))
 
 
 @jit
-def find(entries: Array, homes: int, ids: int, hashes: Array, places: Array, rows: Array) -> Any:
-    """Where each id is: its place in the index, or -1, and its row, or -1. Returns how many have no place."""
-    count, base, missing = hashes.size, entries.ctypes.data, 0
+def home(hashed: Any, bits: int, homes: Any) -> Any:
+    return np.int64((((hashed << np.uint64(bits)) >> _HALF) * np.uint64(homes)) >> _HALF)
+
+
+@jit
+def find(parts: Array, bits: int, ids: int, hashes: Array, places: Array, rows: Array) -> Any:
+    """Where each id is: the address of its entry, or -1, and its row, or -1. Returns how many have no entry."""
+    count, missing, like = hashes.size, 0, np.empty(0, np.uint64)
     given = carray(pointer(ids, np.empty(0, np.int64)), count)
     for i in range(count + AHEAD):
         if i < count:
-            hashes[i] = mix(given[i])
-            fetch(base + 16 * home(hashes[i], homes))
+            hashed = mix(given[i])
+            part = part_of(hashed, bits)
+            hashes[i], places[i] = hashed, parts[part, 0] + 16 * home(hashed, bits, parts[part, 1])
+            fetch(places[i])
         if i < AHEAD:
             continue
         hashed = hashes[i - AHEAD]
-        place = home(hashed, homes)
-        tag = entries[place, 1] & _LOW
-        while tag and entries[place, 0] < hashed:
-            place += 1
-            tag = entries[place, 1] & _LOW
-        is_here = tag != _NONE and entries[place, 0] == hashed
-        places[i - AHEAD] = place if is_here else -1
+        address = places[i - AHEAD]
+        entry = carray(pointer(address, like), _FAR)
+        at = 0
+        tag = entry[1] & _LOW
+        while tag and entry[at] < hashed:
+            at += 2
+            tag = entry[at + 1] & _LOW
+        is_here = tag != _NONE and entry[at] == hashed
+        places[i - AHEAD] = address + 8 * at if is_here else -1
         rows[i - AHEAD] = np.int64(tag) - 1 if is_here and tag < _CANDIDATE else -1
         missing += not is_here
     return missing
 
 
 @jit
-def _insert(entries: Array, homes: int, hashed: Any, word: Any) -> Any:
+def _insert(line: Array, bits: int, hashed: Any, word: Any, like: Array) -> Any:
     """Put a new entry where it belongs, and those after it one place on. Returns the tag of one that is there already,
-    and stays as it is; else 0; or -1: no room, the index must be made larger."""
-    place = home(hashed, homes)
-    while entries[place, 1] & _LOW and entries[place, 0] < hashed:
-        place += 1
-    if entries[place, 1] & _LOW and entries[place, 0] == hashed:
-        return np.int64(entries[place, 1] & _LOW)
-    stop = place
-    while entries[stop, 1] & _LOW:
-        stop += 1
-    if stop == len(entries) - 1:  # the last place stays empty: every search ends there
-        return -1
-    while stop > place:
-        entries[stop, 0], entries[stop, 1] = entries[stop - 1, 0], entries[stop - 1, 1]
-        stop -= 1
-    entries[place, 0], entries[place, 1] = hashed, word
+    and stays as it is; else 0; or -1: no room, the part must be made larger."""
+    entries = carray(pointer(line[0], like), 2 * line[3])
+    at = 2 * home(hashed, bits, line[1])
+    while entries[at + 1] & _LOW and entries[at] < hashed:
+        at += 2
+    if entries[at + 1] & _LOW and entries[at] == hashed:
+        return np.int64(entries[at + 1] & _LOW)
+    stop = at
+    while entries[stop + 1] & _LOW:
+        stop += 2
+    if stop == entries.size - 2 or 4 * line[2] >= 3 * line[1]:
+        return np.int64(-1)
+    while stop > at:
+        entries[stop], entries[stop + 1] = entries[stop - 2], entries[stop - 1]
+        stop -= 2
+    entries[at], entries[at + 1] = hashed, word
+    line[2] += 1
     return np.int64(0)
 
 
 @jit
-def touch(entries: Array, places: Array, rows: Array, free: Array, made: Array, done: Array) -> None:
-    """Count a push for the ids that have a place. Those that get their row now take one of `free`, and their numbers
+def touch(places: Array, rows: Array, free: Array, made: Array, done: Array) -> None:
+    """Count a push for the ids that have an entry. Those that get their row now take one of `free`, and their numbers
     in the batch go into `made`. `done` is as in `enter`."""
-    used, admit_after = np.uint64(done[3]) << _HALF, done[4]
+    used, admit_after, like = np.uint64(done[2]) << _HALF, done[3], np.empty(0, np.uint64)
     for i in range(places.size):
         if places[i] < 0:
             continue
-        tag = entries[places[i], 1] & _LOW
+        entry = carray(pointer(places[i], like), 2)
+        tag = entry[1] & _LOW
         if tag >= _CANDIDATE:
             tag += np.uint64(1)
             if np.int64(tag - _CANDIDATE) >= admit_after:
@@ -142,45 +160,55 @@ def touch(entries: Array, places: Array, rows: Array, free: Array, made: Array, 
                 made[done[1]] = i
                 done[1] += 1
                 tag = np.uint64(rows[i] + 1)
-        entries[places[i], 1] = used | tag
+        entry[1] = used | tag
+
+
+@jit
+def num_due(places: Array, admit_after: int) -> int:
+    """How many of these are candidates that get a row with their next push."""
+    due, like = 0, np.empty(0, np.uint64)
+    for i in range(places.size):
+        if places[i] >= 0:
+            tag = carray(pointer(places[i], like), 2)[1] & _LOW
+            due += tag >= _CANDIDATE and np.int64(tag - _CANDIDATE) + 1 >= admit_after
+    return due
 
 
 @jit
 def enter(
-    entries: Array, homes: int, hashes: Array, places: Array, rows: Array, free: Array, made: Array, done: Array
-) -> bool:
-    """Give the ids that have no place one, and a row of `free` unless they must wait for it. `done` says how far it
-    got: the number of the next id, of the rows taken, of the entries made; then the tick, and after how many pushes an
-    id has a row. False: the index must be made larger first."""
-    used, admit_after = np.uint64(done[3]) << _HALF, done[4]
+    parts: Array, bits: int, hashes: Array, places: Array, rows: Array, free: Array, made: Array, done: Array
+) -> Any:
+    """Give the ids that have no entry one, and a row of `free` unless they must wait for it. `done` says how far it
+    got: the number of the next id, and of the rows taken; then the tick, and after how many pushes an id has a row.
+    Returns the part that must be made larger before it can go on, or -1."""
+    used, admit_after, like = np.uint64(done[2]) << _HALF, done[3], np.empty(0, np.uint64)
     while done[0] < places.size:
         i = done[0]
         if places[i] < 0:
             row = free[done[1]] if admit_after <= 1 else -1
             tag = np.uint64(row + 1) if admit_after <= 1 else _CANDIDATE + np.uint64(1)
-            before = _insert(entries, homes, hashes[i], used | tag)
+            part = part_of(hashes[i], bits)
+            before = _insert(parts[part], bits, hashes[i], used | tag, like)
             if before < 0:
-                return False
+                return part
             rows[i] = row
             if before > 0:  # an id that comes twice, against the promise
                 rows[i] = before - 1 if before < CANDIDATE else -1
-            else:
-                done[2] += 1
-                if row >= 0:
-                    made[done[1]] = i
-                    done[1] += 1
+            elif row >= 0:
+                made[done[1]] = i
+                done[1] += 1
         done[0] += 1
-    return True
+    return np.int64(-1)
 
 
-# --- passes over the whole index --------------------------------------------------------------------------------------
+# --- passes over a part -----------------------------------------------------------------------------------------------
 
 
 @jit
-def rebuild(entries: Array, empty: Array, homes: int, floors: Array, freed: Array, counts: Array) -> bool:
-    """Put the entries into an empty index, but those below a floor: rows, and candidates, that were last used before a
-    tick, or in it with a hash below another. `counts` are the rows that this `freed`, and the candidates dropped.
-    False: no room."""
+def rebuild(entries: Array, empty: Array, homes: int, bits: int, floors: Array, freed: Array, counts: Array) -> bool:
+    """Put the entries of a part into an empty one, but those below a floor: rows, and candidates, that were last used
+    before a tick, or in it with a hash below another. `counts` are the rows that this `freed`, and the candidates
+    dropped. False: no room."""
     place = 0
     counts[:] = 0
     for i in range(len(entries)):
@@ -194,7 +222,7 @@ def rebuild(entries: Array, empty: Array, homes: int, floors: Array, freed: Arra
                 freed[counts[0]] = np.int64(tag) - 1
             counts[kind] += 1
             continue
-        place = max(place, home(hashed, homes))
+        place = max(place, home(hashed, bits, homes))
         if place >= len(empty) - 1:
             return False
         empty[place, 0], empty[place, 1] = hashed, word
@@ -203,11 +231,11 @@ def rebuild(entries: Array, empty: Array, homes: int, floors: Array, freed: Arra
 
 
 @jit
-def fill(empty: Array, homes: int, hashes: Array, words: Array) -> bool:
-    """Put new entries, by rising hash, into an empty index. False: no room."""
+def fill(empty: Array, homes: int, bits: int, hashes: Array, words: Array) -> bool:
+    """Put new entries, by rising hash, into an empty part. False: no room."""
     place = 0
     for i in range(hashes.size):
-        place = max(place, home(hashes[i], homes))
+        place = max(place, home(hashes[i], bits, homes))
         if place >= len(empty) - 1:
             return False
         empty[place, 0], empty[place, 1] = hashes[i], words[i]
@@ -216,22 +244,13 @@ def fill(empty: Array, homes: int, hashes: Array, words: Array) -> bool:
 
 
 @jit
-def first_above(entries: Array, homes: int, hashed: Any) -> Any:
-    """The place of the first entry whose hash is above this one, or an empty one before it."""
-    place = home(np.uint64(hashed), homes)
-    while entries[place, 1] & _LOW and entries[place, 0] <= np.uint64(hashed):
-        place += 1
-    return place
-
-
-@jit
-def collect(entries: Array, start: int, found: Array) -> int:
-    """Copy entries from a place on. Returns how many there were."""
+def collect(entries: Array, after: Any, is_first: bool, found: Array) -> int:
+    """Copy entries whose hash is above `after`, or all if it is the first time. Returns how many there were."""
     count = 0
-    for i in range(start, len(entries)):
+    for i in range(len(entries)):
         if count == len(found):
             break
-        if entries[i, 1] & _LOW:
+        if entries[i, 1] & _LOW and (is_first or entries[i, 0] > np.uint64(after)):
             found[count, 0], found[count, 1] = entries[i, 0], entries[i, 1]
             count += 1
     return count
