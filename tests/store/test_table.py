@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.store.tables import bits, make_table, pull, push
+from tests.store.tables import bits, make_table, mixed, pull, push
 from windlass.errors import UsageError
+from windlass.store import row_kernels, table_kernels
 from windlass.store.ageing import LAST_TICK, Limits
 from windlass.store.initial import Constant, Normal
-from windlass.store.table import Batch, Contribution, TableOptions
+from windlass.store.reduce import BUILT_IN
+from windlass.store.table import Batch, Contribution, TableOptions, warm_table
 from windlass.store.update import FTRL, SGD, Adagrad, RowwiseAdagrad, Updater
 from windlass.types import Array, Block, Heap
 
@@ -46,9 +48,21 @@ def test_rows_and_dumps_do_not_depend_on_the_order_in_which_ids_first_came(order
     assert bits(one) == bits(other)
 
 
+@pytest.mark.parametrize("admit_after", [1, 2])
+def test_a_broken_promise_that_ids_are_unique_costs_a_step_and_breaks_nothing(admit_after):
+    table = make_table(TableOptions(dim=1, admit_after=admit_after, limits=Limits(max_rows=3)), update=SGD(lr=1.0))
+    ids, rows = np.array([5, 5, 6, 5]), np.ones((4, 1), np.float32)
+    for _ in range(3):
+        table.apply([Contribution(ids, rows, is_unique=True)], divisor=1, hyper=None, now=0.0)
+    assert table.ids_between(0, 10).tolist() == [5, 6]
+    assert (table.num_rows, table.num_candidates) == (2, 0)
+    assert pull(table, [6]).tolist() == [[admit_after - 4.0]]
+    table.restore(*table.dump())
+
+
 def test_an_index_of_many_ids_finds_each_of_them_and_no_other():
     rng = np.random.default_rng(0)
-    ids = np.unique(rng.integers(-(2**63), 2**63, 60_000))
+    ids = np.unique(rng.integers(-(2**63), 2**63, 150_000))
     here, gone = ids[::2], ids[1::2]
     table = make_table(TableOptions(dim=1), update="assign")
     for part in np.array_split(rng.permutation(here), 7):
@@ -86,6 +100,27 @@ def test_half_rows_keep_what_rounding_takes_away():
         push(table, [3], tiny)
     assert pull(table, [3])[0, 0] == np.float16(1 - 2.0**-10)
     assert pull(table, [3]).dtype == np.float16
+
+
+def test_a_large_slot_lets_go_of_the_oldest_and_is_the_same_after_a_dump():
+    limits = Limits(max_rows=48_000)
+    one, other = (make_table(TableOptions(dim=1, limits=limits), update="assign") for _ in range(2))
+    rng = np.random.default_rng(0)
+    used: dict[int, int] = {}
+    for tick in range(12):
+        ids = np.unique(rng.integers(0, 200_000, 10_000))
+        for slot in (one, other):
+            slot.update(Batch(ids, ids.astype(np.float32)), hyper=None, now=0.0)
+        used |= dict.fromkeys(ids.tolist(), tick)
+        if len(used) > limits.max_rows:
+            oldest = sorted(used, key=lambda number: (used[number], mixed(number)))
+            for number in oldest[: len(used) - 45_000]:
+                del used[number]
+        if tick == 6:
+            other.restore(*one.dump())
+    assert one.ids_between(0, 200_000).tolist() == sorted(used)
+    assert np.concatenate([page.ids for page in one.pages(1000)]).tolist() == one.dump()[0]["ids"].tolist()
+    assert bits(one) == bits(other)
 
 
 # --- who gets a row ---------------------------------------------------------------------------------------------------
@@ -281,6 +316,21 @@ def test_a_dump_of_another_kind_of_table_is_refused_and_the_slot_stays():
     with pytest.raises(UsageError, match="'value' should be of shape"):
         table.restore({**arrays, "value": arrays["value"][:0]}, meta)
     assert bits(table) == before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_warming_leaves_nothing_to_compile(dtype):
+    options = TableOptions(dim=2, dtype=dtype)
+    warm_table(options, BUILT_IN["sum"], Adagrad())
+    kernels = [row_kernels.adagrad, row_kernels.pull, row_kernels.make, table_kernels.find, table_kernels.enter]
+    before = [len(each.signatures) for each in kernels]
+    table = make_table(options, update=Adagrad())
+    readonly = np.zeros(3, np.int64)
+    readonly.flags.writeable = False
+    rows = np.zeros((3, 2), np.float32 if dtype == "float32" else np.uint16)
+    table.apply([Contribution(readonly, rows, True)], divisor=1, hyper=None, now=0.0)
+    table.pull(readonly)
+    assert [len(each.signatures) for each in kernels] == before
 
 
 class Counted(Heap):

@@ -65,13 +65,14 @@ def check_rows_finite(name: str, ids: Array, rows: Array, dtype: str) -> None:
 
 
 def route(ids: Array, num_slots: int) -> Route:
-    """Find the different ids of a batch, and the slot of each. Deterministic; takes any order and any repetition."""
+    """Find the different ids of a batch, int64 and contiguous, and the slot of each. Deterministic; takes any order and
+    any repetition."""
     from windlass.store import batch_kernels as kernels  # here, because importing numba takes most of a second
 
     count = ids.size
     places, hashes = np.zeros(kernels.num_places(count), np.int32), np.empty(count, np.uint64)
     found, inverse, slots = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int32)
-    num_found = kernels.unique(ids, num_slots, places, hashes, found, inverse, slots)
+    num_found = kernels.unique(address(ids), num_slots, places, hashes, found, inverse, slots)
     by_slot, bounds = np.empty(num_found, np.int64), np.zeros(num_slots + 1, np.int64)
     kernels.by_slot(found, slots, bounds, by_slot, places, inverse)
     return Route(by_slot, bounds, inverse)

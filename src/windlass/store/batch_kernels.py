@@ -33,18 +33,21 @@ def slot_of(hashed: Any, num_slots: int) -> Any:
 
 
 @jit
-def unique(ids: Array, num_slots: int, places: Array, hashes: Array, found: Array, inverse: Array, slots: Array) -> int:
+def unique(
+    ids: int, num_slots: int, places: Array, hashes: Array, found: Array, inverse: Array, slots: Array
+) -> int:
     """The different ids, in the order in which they come first, and the slot of each; of every id, which of them it is.
-    `places` are zeros, `hashes` room for one id each. Returns how many there are."""
-    count, num_found, mask = ids.size, 0, places.size - 1
+    The ids are at this address. `places` are zeros, `hashes` room for one id each. Returns how many there are."""
+    count, num_found, mask = inverse.size, 0, places.size - 1
+    given = carray(pointer(ids, np.empty(0, np.int64)), count)
     base, width = places.ctypes.data, np.uint64(places.size)
     for i in range(count + AHEAD):
         if i < count:
-            hashes[i] = mix(ids[i])
+            hashes[i] = mix(given[i])
             fetch(base + 4 * np.int64(((hashes[i] >> _HALF) * width) >> _HALF))
         if i < AHEAD:
             continue
-        hashed, number = hashes[i - AHEAD], ids[i - AHEAD]
+        hashed, number = hashes[i - AHEAD], given[i - AHEAD]
         place = np.int64(((hashed >> _HALF) * width) >> _HALF)
         which = places[place]
         while which and found[which - 1] != number:

@@ -18,13 +18,13 @@ import numpy as np
 
 from windlass.errors import UsageError
 from windlass.store.ageing import Ageing, Limits, oldest
-from windlass.store.batch import address, decoded, reduce_rows, route
+from windlass.store.batch import address, decoded, expand_rows, merge_rows, reduce_rows, route
 from windlass.store.index import NO_FLOOR, Entries, Floor, Found, Index
 from windlass.store.initial import Constant, Initial
 from windlass.store.reduce import Op, Reducer, check_reducer, divide
 from windlass.store.rows import RowRule, Rows, storage_of
 from windlass.store.update import Updater
-from windlass.types import Array, Bytes, Memory
+from windlass.types import Array, Bytes, Heap, Memory
 
 MAX_ADMIT_AFTER = (1 << 16) - 1
 _CANDIDATE = 0xFFFF0000
@@ -102,6 +102,7 @@ class TableSlot:
         self._rule = RowRule(options.dim, options.dtype, options.init, reducer, updater)
         self._rows, self._index, self._ageing = Rows(self._rule, memory), Index(), Ageing(options.limits)
         self._tuned: tuple[Mapping[str, float], Updater] = ({}, updater)
+        self._counts_pushes = options.limits.is_any or options.admit_after > 1
         self.num_rows = 0
 
     def __repr__(self) -> str:
@@ -238,6 +239,8 @@ class TableSlot:
 
     def _admit(self, found: Found, ids: Array, now: float, admit_after: int) -> None:
         """Give a row to each id that is due one. Of the others, `found.rows` stays -1."""
+        if not found.missing and not self._counts_pushes:
+            return
         due = found.missing if admit_after == 1 else 0
         if self.num_candidates:
             due += self._index.num_due(found, admit_after)
@@ -264,6 +267,8 @@ class TableSlot:
             )
 
     def _age(self, now: float) -> None:
+        if not self.options.limits.is_any:
+            return
         floor = self._ageing.floor(now)
         if floor:
             self._sweep((floor, 0), (floor, 0))
@@ -386,3 +391,15 @@ def _column(arrays: Mapping[str, Array], name: str, dtype: Any, count: int | Non
     if count is not None and found.size != count:
         raise UsageError(f"the dump's '{name}' should have {count} elements, got {found.size}")
     return found
+
+
+def warm_table(options: TableOptions, reducer: Reducer, updater: Updater) -> None:
+    """Load (or compile) the kernels that such a table needs, on servers and workers, before forking. Starts no
+    thread."""
+    slot = TableSlot(options, reducer=reducer, updater=updater, memory=Heap())
+    ids, rows = np.array([1, 2, 1]), np.zeros((3, options.dim), storage_of(options.dtype))
+    way = route(ids, 2)
+    merged = merge_rows(way, rows, dtype=options.dtype, reducer=reducer)
+    for _ in range(options.admit_after if options.admit_after < 4 else 1):
+        slot.apply([Contribution(ids, rows), Contribution(way.ids, merged, True)], divisor=2, hyper=None, now=0.0)
+    expand_rows(way, slot.pull(way.ids))

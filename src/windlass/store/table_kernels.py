@@ -164,13 +164,14 @@ def touch(places: Array, rows: Array, free: Array, made: Array, done: Array) -> 
 
 
 @jit
-def num_due(places: Array, admit_after: int) -> int:
+def num_due(places: Array, admit_after: int) -> Any:
     """How many of these are candidates that get a row with their next push."""
     due, like = 0, np.empty(0, np.uint64)
     for i in range(places.size):
         if places[i] >= 0:
             tag = carray(pointer(places[i], like), 2)[1] & _LOW
-            due += tag >= _CANDIDATE and np.int64(tag - _CANDIDATE) + 1 >= admit_after
+            if tag >= _CANDIDATE and np.int64(tag - _CANDIDATE) + 1 >= admit_after:
+                due += 1
     return due
 
 
