@@ -9,19 +9,18 @@ import numpy as np
 from tests.store.slots import make_slot
 from windlass.store.ageing import GRAIN
 from windlass.store.dense import DenseSlot, Reduced
-from windlass.store.reduce import Reducer, reducer_rule, resolve_reducer
+from windlass.store.reduce import Reducer, resolve_reducer
 from windlass.store.table import Contribution, TableOptions, TableSlot
-from windlass.store.update import Assign, RowwiseAdagrad, Updater, resolve_updater, updater_rule
-from windlass.types import STORAGE, Array, Heap, Memory
+from windlass.store.update import Assign, RowwiseAdagrad, Updater, resolve_updater
+from windlass.types import STORAGE, Array, Heap, Memory, Rule
 
 
 def make_table(
     options: TableOptions, reduce: str | Reducer = "sum", update: str | Updater = "add", memory: Memory | None = None
 ) -> TableSlot:
-    """A slot as a server makes it: from rules."""
-    local: dict[str, object] = {}
-    reducer = resolve_reducer(reducer_rule(reduce, local), local)
-    updater = resolve_updater(updater_rule(update, local), local)
+    """A slot in one line; names are resolved as a server does it."""
+    reducer = reduce if isinstance(reduce, Reducer) else resolve_reducer(Rule(reduce), {})
+    updater = update if isinstance(update, Updater) else resolve_updater(Rule(update), {})
     return TableSlot(options, reducer=reducer, updater=updater, memory=memory or Heap())
 
 

@@ -180,6 +180,15 @@ def test_a_row_lives_for_so_many_seconds_and_at_most_a_sixteenth_longer():
     assert table.num_rows == 0
 
 
+def test_no_row_goes_before_its_time_because_of_one_that_was_used_a_little_earlier():
+    table = make_table(TableOptions(dim=1, limits=Limits(ttl_seconds=16.0)))
+    for number, now in ((1, 100.0), (2, 100.9), (3, 101.5), (4, 116.5)):
+        push(table, [number], now=now)
+    assert table.ids_between(0, 10).tolist() == [1, 2, 3, 4]
+    table.expire(116.9)
+    assert table.ids_between(0, 10).tolist() == [3, 4]
+
+
 def test_counts_of_pushes_grow_old_like_rows():
     table = make_table(TableOptions(dim=1, admit_after=2, limits=Limits(ttl_updates=1)))
     push(table, [1])
@@ -200,6 +209,26 @@ def test_ticks_are_renumbered_before_they_overflow_and_the_order_stays():
         push(table, [number])
     assert table.dump()[1]["ageing"]["tick"] < 2**31 + 3
     assert table.ids_between(0, 10).tolist() == [1, 4, 5]
+
+
+def test_what_is_written_is_there_admitted_or_not_and_state_stays():
+    table = make_table(TableOptions(dim=1, admit_after=2), update=SGD(lr=1.0, momentum=0.5))
+    push(table, [1, 2])
+    push(table, [1])
+    table.write(np.array([1, 2, 3]), np.array([[10.0], [20.0], [30.0]], np.float32), now=0.0)
+    assert pull(table, [1, 2, 3]).tolist() == [[10.0], [20.0], [30.0]]
+    assert (table.num_rows, table.num_candidates) == (3, 0)
+    push(table, [1, 2])
+    assert pull(table, [1, 2]).tolist() == [[8.5], [19.0]]
+
+
+def test_a_candidate_counts_for_the_bytes_when_it_gets_its_row():
+    table = make_table(TableOptions(dim=256, admit_after=2, max_bytes=100_000))
+    push(table, range(500))
+    before = bits(table)
+    with pytest.raises(UsageError, match="outgrow max_bytes"):
+        push(table, range(500))
+    assert bits(table) == before
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
@@ -225,6 +254,8 @@ def test_a_batch_of_the_wrong_kind_is_refused_in_words_and_changes_nothing(ids, 
     before = bits(table)
     with pytest.raises(UsageError, match=text):
         table.apply([Contribution(ids, rows)], divisor=1, hyper=None, now=0.0)
+    with pytest.raises(UsageError):
+        table.apply([Contribution(ids, rows, is_unique=True)], divisor=1, hyper=None, now=0.0)
     assert bits(table) == before
 
 

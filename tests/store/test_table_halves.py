@@ -76,7 +76,7 @@ def test_slots_that_take_the_same_batches_are_the_same_and_are_a_dict_of_dense_k
             learner = make_table(options, reduce, update)
             learner.restore(*head.dump())
     assert bits(alone) == bits(head) == bits(replica) == bits(learner)
-    assert set(head.ids_between(-(2**63), 2**63 - 1).tolist()) == model.rows.keys() - {2**63 - 1}
+    assert head.ids_between(-(2**63), 2**63).tolist() == sorted(model.rows)
     assert (head.num_rows, head.num_candidates) == (len(model.rows), len(model.waiting))
     for number in POOL:
         assert value_bits(pull(head, [number])) == value_bits(model.value(number).view(STORAGE[options.dtype]))

@@ -83,6 +83,8 @@ def reduce_rows(total: Array, parts: Sequence[tuple[Array, Array]], *, dtype: st
     float32 and need not be empty: every row of it gets one at least. What mean divides by is not divided by here."""
     from windlass.store import batch_kernels as kernels
 
+    if not len(total):
+        return
     if reducer.op is Op.CUSTOM:
         _reduce_slowly(total, parts, dtype, reducer)
         return

@@ -73,7 +73,7 @@ class Index:
         """Count a push for every id, at this tick. Those that have no row yet and are due one take the next of `free`,
         in `found.rows`. Returns which ids of the batch those are."""
         kernels, made, done = self._kernels, np.empty(free.size, np.int64), np.array([0, 0, tick, admit_after])
-        if tick or admit_after > 1:
+        if tick or admit_after > 1 or free.size > found.missing:
             kernels.touch(found.places, found.rows, free, made, done)
         if found.missing:
             if self._bits == 0 and self.size + found.missing > _ONE_PART:

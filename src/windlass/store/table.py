@@ -134,17 +134,19 @@ class TableSlot:
 
     def ids_between(self, lo: int, hi: int) -> Array:
         """The ids from lo up to, without, hi that have a row, rising."""
+        if hi <= lo:
+            return _NO_ROWS
         if hi - lo <= self.num_rows // 8:
-            ids = np.arange(lo, hi, dtype=np.int64)
+            ids = np.arange(hi - lo, dtype=np.int64) + lo
             return ids[self._index.find(address(ids), ids.size).rows >= 0]
         entries = self._index.entries()
         ids = self._unmixed(entries.hashes[entries.tags < _CANDIDATE])
-        return np.sort(ids[(ids >= lo) & (ids < hi)])
+        return np.sort(ids[(ids >= lo) & (ids <= hi - 1)])  # hi itself may be too large for an int64
 
-    def page(self, after: int | None = -1, limit: int = 4096) -> Page:
-        """Some rows after the page that ended with `after`: at most `limit`. Rows may be pushed to in between: those
+    def page(self, after: int = -1, limit: int = 4096) -> Page:
+        """At most `limit` rows, after the page that ended with `after`. Rows may be pushed to in between: those
         that are there from the first page to the last come exactly once."""
-        entries = self._index.entries(-1 if after is None else after, limit)
+        entries = self._index.entries(after, limit)
         is_row = entries.tags < _CANDIDATE
         rows = entries.tags[is_row].astype(np.int64) - 1
         ids, found = self._unmixed(entries.hashes[is_row]), np.empty((rows.size, self.options.dim), self._storage)
@@ -207,6 +209,8 @@ class TableSlot:
         """Update once, with what `reduce` gave, here or on another server. An id that comes twice all the same takes
         two steps."""
         updater = self._tune(hyper) if hyper else self.updater
+        if batch.rows.dtype != np.float32 and batch.rows.dtype != np.uint8:
+            raise UsageError(f"the rows of a batch are bytes or float32 elements, got {batch.rows.dtype}")
         ids, grads = self._ids(batch.ids), _aligned(batch.rows, np.dtype(np.float32))
         if grads.size != ids.size * self.options.dim:
             expected = f"a batch of {ids.size} ids needs as many rows of {self.options.dim}"
@@ -254,13 +258,13 @@ class TableSlot:
 
     def _check_bytes(self, num_rows: int, num_entries: int) -> None:
         most, allowed = self.options.limits.max_rows, self.options.max_bytes
-        if allowed is None:
+        if allowed is None or (num_rows == self.num_rows and num_entries == self._index.size):
             return
         if most is not None:
             num_entries -= max(0, num_rows - most)
             num_rows = min(num_rows, most)
         needed = num_rows * self._rows.row_bytes + Index.bytes_for(num_entries)
-        if needed > allowed and num_entries > self._index.size:
+        if needed > allowed:
             raise UsageError(
                 f"the table would outgrow max_bytes: {num_rows} rows in one of its slots need {needed} bytes, its "
                 f"share is {allowed}. Raise max_bytes, or let rows go: max_rows, ttl_updates, ttl_seconds"
