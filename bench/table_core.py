@@ -15,7 +15,8 @@ import numpy as np
 
 from windlass.store.batch import Route, expand_rows, merge_rows, route
 from windlass.store.reduce import BUILT_IN
-from windlass.store.table import Contribution, TableOptions, TableSlot
+from windlass.store.table import Contribution, TableSlot
+from windlass.store.table_options import TableOptions
 from windlass.store.update import Adagrad
 from windlass.types import Array, Heap
 

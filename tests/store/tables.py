@@ -10,7 +10,8 @@ from tests.store.slots import make_slot
 from windlass.store.ageing import GRAIN
 from windlass.store.dense import DenseSlot, Reduced
 from windlass.store.reduce import Reducer, resolve_reducer
-from windlass.store.table import Contribution, TableOptions, TableSlot
+from windlass.store.table import Contribution, TableSlot
+from windlass.store.table_options import TableOptions
 from windlass.store.update import Assign, RowwiseAdagrad, Updater, resolve_updater
 from windlass.types import STORAGE, Array, Heap, Memory, Rule
 

@@ -15,7 +15,8 @@ from windlass.store import row_kernels, table_kernels
 from windlass.store.ageing import LAST_TICK, Limits
 from windlass.store.initial import Constant, Normal
 from windlass.store.reduce import BUILT_IN
-from windlass.store.table import Batch, Contribution, TableOptions, warm_table
+from windlass.store.table import Batch, Contribution, warm_table
+from windlass.store.table_options import TableOptions
 from windlass.store.update import FTRL, SGD, Adagrad, RowwiseAdagrad, Updater
 from windlass.types import Array, Block, Heap
 

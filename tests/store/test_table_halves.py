@@ -14,7 +14,8 @@ from tests.store.test_halves import random_data
 from windlass.store.ageing import Limits
 from windlass.store.initial import Constant, Normal, Uniform
 from windlass.store.reduce import Reducer
-from windlass.store.table import Contribution, TableOptions
+from windlass.store.table import Contribution
+from windlass.store.table_options import TableOptions
 from windlass.store.update import FTRL, SGD, Adagrad, Adam, AdamW, RowwiseAdagrad, Updater
 from windlass.types import STORAGE, Array
 

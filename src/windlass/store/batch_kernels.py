@@ -8,13 +8,12 @@ import numpy as np
 from numba.np.numpy_support import carray
 
 from windlass.store import kernels
-from windlass.store.kernels import NATIVE, decode, divide, jit, pointer
-from windlass.store.reduce import Op
+from windlass.store.kernels import NATIVE, decode, jit
+from windlass.store.kernels import _pointer as pointer
 from windlass.store.table_kernels import fetch, mix
 from windlass.types import Array
 
 AHEAD = 12
-_MEAN = int(Op.MEAN)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
@@ -101,13 +100,6 @@ def reduce_rows(total: Array, rows: int, encoding: int, inverse: Array, op: int,
         else:
             _copy(out, row)
             has_some[which] = True
-
-
-@jit
-def divide_rows(total: Array, divisor: int) -> None:
-    flat, by = total.reshape(-1), total.dtype.type(divisor)
-    for i in range(flat.size):
-        flat[i] = divide(flat[i], by)
 
 
 @jit

@@ -59,14 +59,14 @@ def _builtin(function: Callable[..., Any]) -> Any:
 
 
 @_builtin
-def pointer(_: Any, address: Any, like: Any) -> Any:
+def _pointer(_: Any, address: Any, like: Any) -> Any:
     """The address as a pointer to elements of `like`'s type."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-    kind: Any = types.CPointer
-    return kind(like.dtype)(address, like), build
+    pointer: Any = types.CPointer
+    return pointer(like.dtype)(address, like), build
 
 
 @_builtin
@@ -138,11 +138,11 @@ def _float_to_bfloat(number: Any) -> Any:
 def decode(out: Array, address: int, encoding: int) -> None:
     """Read out.size elements at this address."""
     if encoding == BOOL:
-        flags = carray(pointer(address, np.empty(0, np.uint8)), out.size)
+        flags = carray(_pointer(address, np.empty(0, np.uint8)), out.size)
         for i in range(out.size):
             out[i] = flags[i] != 0
         return
-    halves = carray(pointer(address, np.empty(0, np.uint16)), out.size)
+    halves = carray(_pointer(address, np.empty(0, np.uint16)), out.size)
     if encoding == FLOAT16:
         for i in range(out.size):
             out[i] = _half_to_float(np.int64(halves[i]))
@@ -211,7 +211,7 @@ def _fold(out: Array, a: Array, op: int) -> None:
 
 @jit
 def _input(job: Array, index: int, offset: int, like: Array) -> Array:
-    return carray(pointer(job[INPUTS + index] + offset, like), like.size)
+    return carray(_pointer(job[INPUTS + index] + offset, like), like.size)
 
 
 @jit

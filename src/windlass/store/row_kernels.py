@@ -17,7 +17,8 @@ from numba.np.numpy_support import carray
 
 from windlass.store import kernels
 from windlass.store.initial_kernels import begin
-from windlass.store.kernels import NATIVE, divide, jit, pointer
+from windlass.store.kernels import NATIVE, divide, jit
+from windlass.store.kernels import _pointer as pointer
 from windlass.store.table_kernels import fetch
 from windlass.types import Array
 

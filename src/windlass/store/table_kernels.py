@@ -26,7 +26,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
-from windlass.store.kernels import jit, pointer
+from windlass.store.kernels import _pointer as pointer
+from windlass.store.kernels import jit
 from windlass.types import Array
 
 CANDIDATE = 0xFFFF0000
