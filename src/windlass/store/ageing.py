@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from windlass.errors import UsageError
-from windlass.store.index import NO_FLOOR, Floor
 from windlass.types import Array
 
 GRAIN = 16
@@ -112,16 +111,3 @@ class Ageing:
     def restore(self, meta: Mapping[str, Any]) -> None:
         self.tick, self._floor = meta["tick"], meta["floor"]
         self._marks = [(float(begun), float(last), int(tick)) for begun, last, tick in meta["marks"]]
-
-
-def oldest(used: Array, hashes: Array, count: int) -> Floor:
-    """The floor below which the `count` least recently used are. Of those used by the same update, the lowest hashes:
-    as good as any, and the same everywhere."""
-    if count <= 0:
-        return NO_FLOOR
-    if count >= used.size:
-        return LAST_TICK + 1, 0
-    tick = np.partition(used, count)[count]
-    same = hashes[used == tick]
-    rank = count - int(np.count_nonzero(used < tick))
-    return int(tick), int(np.partition(same, rank)[rank])

@@ -101,6 +101,23 @@ class Index:
         self.size = int(self._parts[:, 2].sum())
         return np.concatenate(freed)
 
+    def oldest(self, count: int, total: int, *, are_candidates: bool) -> Floor:
+        """The floor below which the `count` least recently used rows, or candidates, of `total` are. Of those used by
+        the same update, the lowest hashes: as good as any, and the same everywhere."""
+        if count <= 0:
+            return NO_FLOOR
+        uses, at = np.empty(total, np.uint32), 0
+        for entries in self._entries:
+            at += self._kernels.last_uses(entries, are_candidates, uses[at:])
+        if count >= total:
+            return int(uses.max()) + 1, 0
+        tick = int(np.partition(uses, count)[count])
+        hashes, at = np.empty(int(np.count_nonzero(uses == tick)), np.uint64), 0
+        for entries in self._entries:
+            at += self._kernels.used_at(entries, are_candidates, tick, hashes[at:])
+        rank = count - int(np.count_nonzero(uses < tick))
+        return tick, int(np.partition(hashes, rank)[rank])
+
     def entries(self, after: int = -1, limit: int | None = None) -> Entries:
         """The first so many entries whose hash is above `after`, by rising hash."""
         size = self.size

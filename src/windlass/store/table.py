@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windlass.errors import UsageError
-from windlass.store.ageing import Ageing, oldest
+from windlass.store.ageing import Ageing
 from windlass.store.batch import address, decoded, expand_rows, merge_rows, reduce_rows, route
-from windlass.store.index import NO_FLOOR, Entries, Floor, Found, Index
+from windlass.store.index import Entries, Floor, Found, Index
 from windlass.store.reduce import Op, Reducer, check_reducer, divide
 from windlass.store.rows import RowRule, Rows, storage_of
 from windlass.store.table_options import TableOptions
@@ -244,13 +244,10 @@ class TableSlot:
             self._sweep((floor, 0), (floor, 0))
         rows, candidates = self._ageing.surplus(self.num_rows), self._ageing.surplus(self.num_candidates)
         if rows or candidates:
-            entries = self._index.entries()
-            is_row = entries.tags < _CANDIDATE
-            floors = [
-                oldest(entries.used[which], entries.hashes[which], count) if count else NO_FLOOR
-                for which, count in ((is_row, rows), (~is_row, candidates))
-            ]
-            self._sweep(floors[0], floors[1])
+            self._sweep(
+                self._index.oldest(rows, self.num_rows, are_candidates=False),
+                self._index.oldest(candidates, self.num_candidates, are_candidates=True),
+            )
         if self._ageing.must_renumber():
             entries = self._index.entries()
             self._index.refill(entries._replace(used=self._ageing.renumber(entries.used)))

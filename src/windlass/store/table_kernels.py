@@ -259,6 +259,30 @@ def collect(entries: Array, after: Any, is_first: bool, found: Array) -> int:
 
 
 @jit
+def last_uses(entries: Array, are_candidates: bool, uses: Array) -> int:
+    """When the rows, or the candidates, were last used. Returns how many there are."""
+    count = 0
+    for i in range(len(entries)):
+        tag = entries[i, 1] & _LOW
+        if tag != _NONE and (tag >= _CANDIDATE) == are_candidates:
+            uses[count] = entries[i, 1] >> _HALF
+            count += 1
+    return count
+
+
+@jit
+def used_at(entries: Array, are_candidates: bool, tick: int, hashes: Array) -> int:
+    """The hashes of the rows, or candidates, that were last used then. Returns how many there are."""
+    count = 0
+    for i in range(len(entries)):
+        tag, used = entries[i, 1] & _LOW, entries[i, 1] >> _HALF
+        if tag != _NONE and used == np.uint64(tick) and (tag >= _CANDIDATE) == are_candidates:
+            hashes[count] = entries[i, 0]
+            count += 1
+    return count
+
+
+@jit
 def unmix_all(hashes: Array, ids: Array) -> None:
     for i in range(hashes.size):
         ids[i] = unmix(hashes[i])
