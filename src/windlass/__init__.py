@@ -17,8 +17,9 @@ from windlass.errors import (
     UsageError,
     WindlassError,
 )
+from windlass.store.initial import Constant, Normal, Uniform
 from windlass.store.reduce import Reducer
-from windlass.store.update import FTRL, SGD, Adagrad, Adam, AdamW, Updater
+from windlass.store.update import FTRL, SGD, Adagrad, Adam, AdamW, RowwiseAdagrad, Updater
 from windlass.types import Bounded, Eventual, Node, Sequential
 from windlass.worker.batches import Batch
 from windlass.worker.task import Task
@@ -34,18 +35,22 @@ __all__ = [
     "Chaos",
     "Cluster",
     "ClusterError",
+    "Constant",
     "DamagedCheckpoint",
     "Eventual",
     "Group",
     "LostRange",
     "LostWorker",
     "Node",
+    "Normal",
     "PeerError",
     "Reducer",
+    "RowwiseAdagrad",
     "Sequential",
     "Store",
     "Task",
     "TimeoutError",
+    "Uniform",
     "Updater",
     "UsageError",
     "WindlassError",

@@ -57,7 +57,7 @@ def test_a_name_and_the_default_instance_are_the_same_declaration() -> None:
 
 
 def test_every_built_in_can_be_named_and_used() -> None:
-    for name in BUILT_IN:
+    for name in BUILT_IN.keys() - {"rowwise-adagrad"}:  # which is for tables
         slot = make_slot(2, update=name)
         push(slot, np.ones(2, np.float32))
         assert value(slot).all()

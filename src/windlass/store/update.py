@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 from windlass.errors import UsageError
 from windlass.store import naming
-from windlass.store.optimizers import FTRL, SGD, Adagrad, Adam, AdamW
+from windlass.store.optimizers import FTRL, SGD, Adagrad, Adam, AdamW, RowwiseAdagrad
 from windlass.store.updater import Add, Assign, Fused, Merge, Updater
 from windlass.types import Rule
 
 __all__ = [
-    "BUILT_IN", "FTRL", "SGD", "Adagrad", "Adam", "AdamW", "Add", "Assign", "Fused", "Merge", "Updater",
-    "resolve_updater", "updater_rule",
+    "BUILT_IN", "FTRL", "SGD", "Adagrad", "Adam", "AdamW", "Add", "Assign", "Fused", "Merge", "RowwiseAdagrad",
+    "Updater", "resolve_updater", "updater_rule",
 ]
 
 BUILT_IN: dict[str, type[Updater]] = {
     "assign": Assign, "merge": Merge, "add": Add,
-    "sgd": SGD, "adam": Adam, "adamw": AdamW, "adagrad": Adagrad, "ftrl": FTRL,
+    "sgd": SGD, "adam": Adam, "adamw": AdamW, "adagrad": Adagrad, "rowwise-adagrad": RowwiseAdagrad, "ftrl": FTRL,
 }  # fmt: skip
 
 

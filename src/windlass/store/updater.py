@@ -38,6 +38,9 @@ class Updater:
     state: ClassVar[tuple[str, ...]] = ()
     """The names of the state arrays: floating-point, filled with `initial_state(name)` (0 unless overridden)."""
 
+    row_state: ClassVar[tuple[str, ...]] = ()
+    """Those of them that have one number for a row of a table, and not one for each of its elements."""
+
     def update(self, value: Array, grad: Array, state: dict[str, Array], step: int) -> None:
         """Write the next value into `value`, and the next state into the arrays of `state`, in place. `grad` is the
         round's aggregate and may be overwritten. `step` is 1 at the first update that these elements take. A name
@@ -63,6 +66,10 @@ class Updater:
                 f"update={type(self).__name__} needs a floating-point key, got {dtype}: "
                 "use 'assign' or 'merge', or a floating-point dtype"
             )
+
+    def check_table(self, dtype: str, reducer: Reducer) -> None:
+        """UsageError if this updater cannot be used on the rows of such a table."""
+        self.check(dtype, reducer)
 
     def config(self) -> dict[str, Any]:
         """The plain values that `from_config` makes an equal updater of."""

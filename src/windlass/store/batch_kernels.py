@@ -1,0 +1,112 @@
+"""The hot loops over a batch of ids: find the different ones, sort them by slot, and reduce the rows of the same id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba.np.numpy_support import carray
+
+from windlass.store import kernels
+from windlass.store.kernels import NATIVE, decode, jit
+from windlass.store.kernels import _pointer as pointer
+from windlass.store.table_kernels import fetch, mix
+from windlass.types import Array
+
+AHEAD = 12
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+_copy, _fold = kernels._copy, kernels._fold
+
+
+def num_places(count: int) -> int:
+    """How many places `unique` needs for so many ids: at most half are ever used."""
+    return 1 << max(6, (2 * count - 1).bit_length())
+
+
+@jit
+def slot_of(hashed: Any, num_slots: int) -> Any:
+    """By the lower half of the hash; the index of a slot goes by the upper half."""
+    return np.int64(((hashed & _LOW) * np.uint64(num_slots)) >> _HALF)
+
+
+@jit
+def unique(
+    ids: int, num_slots: int, places: Array, hashes: Array, found: Array, inverse: Array, slots: Array
+) -> int:
+    """The different ids, in the order in which they come first, and the slot of each; of every id, which of them it is.
+    The ids are at this address. `places` are zeros, `hashes` room for one id each. Returns how many there are."""
+    count, num_found, mask = inverse.size, 0, places.size - 1
+    given = carray(pointer(ids, np.empty(0, np.int64)), count)
+    base, width = places.ctypes.data, np.uint64(places.size)
+    for i in range(count + AHEAD):
+        if i < count:
+            hashes[i] = mix(given[i])
+            fetch(base + 4 * np.int64(((hashes[i] >> _HALF) * width) >> _HALF))
+        if i < AHEAD:
+            continue
+        hashed, number = hashes[i - AHEAD], given[i - AHEAD]
+        place = np.int64(((hashed >> _HALF) * width) >> _HALF)
+        which = places[place]
+        while which and found[which - 1] != number:
+            place = (place + 1) & mask
+            which = places[place]
+        if which == 0:
+            found[num_found] = number
+            slots[num_found] = slot_of(hashed, num_slots)
+            num_found += 1
+            which = places[place] = num_found
+        inverse[i - AHEAD] = which - 1
+    return num_found
+
+
+@jit
+def by_slot(found: Array, slots: Array, bounds: Array, ids: Array, moved: Array, inverse: Array) -> None:
+    """Put the ids of each slot side by side, in the order that they have, and let `inverse` follow. `bounds`, which are
+    zeros, become where each slot begins. `moved` is room for a number for each id."""
+    count = ids.size
+    for i in range(count):
+        bounds[slots[i] + 1] += 1
+    for slot in range(1, bounds.size):
+        bounds[slot] += bounds[slot - 1]
+    for i in range(count):
+        to = bounds[slots[i]]
+        bounds[slots[i]] += 1
+        ids[to], moved[i] = found[i], to
+    for slot in range(bounds.size - 1, 0, -1):
+        bounds[slot] = bounds[slot - 1]
+    bounds[0] = 0
+    for i in range(inverse.size):
+        inverse[i] = moved[inverse[i]]
+
+
+@jit
+def reduce_rows(total: Array, rows: int, encoding: int, inverse: Array, op: int, has_some: Array) -> None:
+    """Fold rows, which are at this address, one after the other, into that row of `total` that `inverse` names; the
+    first of each, unless it `has_some` already, is copied."""
+    dim, at = total.shape[1], total.ctypes.data
+    itemsize = 4 if encoding == NATIVE else 2
+    decoded = np.empty(dim, np.float32)
+    for i in range(inverse.size):
+        which = inverse[i]
+        out = carray(pointer(at + which * dim * 4, total), dim)
+        row = carray(pointer(rows + i * dim * 4, total), dim)
+        if encoding != NATIVE:
+            decode(decoded, rows + i * dim * itemsize, encoding)
+            row = decoded
+        if has_some[which]:
+            _fold(out, row, op)
+        else:
+            _copy(out, row)
+            has_some[which] = True
+
+
+@jit
+def expand(rows: int, nbytes: int, inverse: Array, out: Array) -> None:
+    """Copy the row of so many bytes that `inverse` names, for each of them. `out` are bytes."""
+    at = out.ctypes.data
+    for i in range(inverse.size):
+        _copy(
+            carray(pointer(at + i * nbytes, out), nbytes), carray(pointer(rows + inverse[i] * nbytes, out), nbytes)
+        )
