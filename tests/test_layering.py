@@ -17,6 +17,7 @@ ALLOWED = {
     "store": LOW,
     "collectives": LOW | {"store"},
     "consistency": LOW,
+    "filters": LOW | {"store"},
     "_wire": LOW,
     "_transport": LOW | {"_wire"},
     "manager": LOW | {"_wire"},

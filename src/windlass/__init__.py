@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from windlass import filters as filters
 from windlass.collectives import Group, allreduce, allreduce_many
 from windlass.engines.cluster import Cluster, connect
 from windlass.engines.embedded import Store

@@ -1,0 +1,57 @@
+"""Send the largest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from windlass.filters.filter import is_number, require
+from windlass.filters.parcel import Parcel
+from windlass.filters.select import Selector, fraction_of
+from windlass.types import Array
+
+BUCKET_BITS = 19
+
+
+@dataclass(frozen=True)
+class TopK(Selector):
+    """Sends the `fraction` of the rows that is largest, by magnitude or, in a table, by length; the rest is added to
+    the next push. Of equals the first ones are sent, zeros never."""
+
+    fraction: float = 0.01
+
+    def __post_init__(self) -> None:
+        require(is_number(self.fraction) and 0 < self.fraction <= 1, self, "fraction", "above 0 and at most 1")
+
+    def choose(self, parcel: Parcel) -> Array:
+        from windlass.filters import kernels
+
+        if parcel.count == 0:
+            return np.empty(0, np.int64)
+        sizes = self._sizes(parcel).view(np.uint32)
+        wanted = fraction_of(parcel.count, self.fraction)
+        bucket, above = kernels.reach(sizes, wanted)
+        room = np.empty(parcel.count + 1, np.int64)
+        found = room[: kernels.not_below(room, sizes, np.uint32(max(1, bucket << BUCKET_BITS)))]
+        if len(found) <= wanted:
+            return found
+        # All above the bucket are in; of those in the bucket the largest, then the first.
+        inside = np.flatnonzero(sizes[found] >> np.uint32(BUCKET_BITS) == bucket)
+        order = np.argsort(~sizes[found[inside]], kind="stable")
+        is_out = np.zeros(len(found), np.bool_)
+        is_out[inside[order[wanted - above :]]] = True
+        return found[~is_out]
+
+    @staticmethod
+    def _sizes(parcel: Parcel) -> Array:
+        """What rows are ordered by: float32, not negative, so that their bits are ordered as they are."""
+        from windlass.filters import kernels
+
+        if parcel.width == 1:
+            largest = np.finfo(np.float32).max
+            sizes = np.abs(parcel.values)
+            return sizes if sizes.dtype == np.float32 else np.minimum(sizes, largest).astype(np.float32)
+        squares = np.empty(parcel.count, np.float32)
+        kernels.row_squares(squares, parcel.values, parcel.width)
+        return squares
