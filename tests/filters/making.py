@@ -97,7 +97,7 @@ def numbers(size: int, seed: int, scale: float = 1.0):
 def over_the_wire(payload: wf.Payload) -> wf.Payload:
     """As a server gets it: plain values and bytes, nothing else."""
     meta = msgspec.msgpack.decode(msgspec.msgpack.encode(payload.meta))
-    return wf.Payload(meta, [bytes(memoryview(each).cast("B")) for each in payload.buffers])
+    return wf.Payload(meta, [bytearray(memoryview(each).cast("B")) for each in payload.buffers])
 
 
 class Ends:

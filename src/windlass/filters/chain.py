@@ -20,7 +20,7 @@ from windlass.filters.filter import Filter
 from windlass.filters.id_cache import IdCache
 from windlass.filters.lists import MissingIds
 from windlass.filters.parcel import Context, Form, NeedIds, Parcel, Payload, Target
-from windlass.filters.select import MAX_SEED
+from windlass.filters.selector import MAX_SEED
 from windlass.store import naming
 from windlass.types import STORAGE, Array
 

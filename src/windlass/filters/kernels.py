@@ -1,4 +1,5 @@
-"""The hot loops of the filters: rounding, packing and selecting numbers, and finding what is kept for an id.
+"""The hot loops of the filters on numbers: adding, moving and rounding them. `selecting` has those that choose rows,
+`hashing` those on ids.
 
 All of it is deterministic: a random number is a hash of a seed and a position, sums run in fixed lanes, and nothing
 depends on how wide the machine's vectors are. Lengths are the caller's to check: a kernel that reads what came off the
@@ -9,23 +10,14 @@ Imported when the first chain runs, because it costs numba's import.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 
 from windlass.store.kernels import jit
 from windlass.types import Array
 
-F = TypeVar("F", bound=Callable[..., Any])
 LANES = 32
-
-
-def _exact_jit(function: F) -> F:
-    """For comparisons of numbers that are known to be finite: without NaNs to mind, a maximum vectorises, and is the
-    same whichever way it is taken."""
-    return cast(F, numba.njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})(function))
 
 
 # --- numbers and their residual ---------------------------------------------------------------------------------------
@@ -103,11 +95,18 @@ def blank(out: Array, positions: Array, width: int) -> None:
             out[start + j] = 0
 
 
+@jit
+def hold_finite(halves: Array, infinity: Any) -> None:
+    """Infinities of a 16-bit float become its largest number."""
+    for i in range(halves.size):
+        halves[i] -= np.uint16((halves[i] & np.uint16(0x7FFF)) == infinity)
+
+
 # --- chance -----------------------------------------------------------------------------------------------------------
 
 
 @jit
-def _mix(number: Any) -> Any:
+def mix(number: Any) -> Any:
     """splitmix64: every bit of the result depends on every bit of the number."""
     z = np.uint64(number)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -116,29 +115,9 @@ def _mix(number: Any) -> Any:
 
 
 @jit
-def _chance(seed: Any, position: Any) -> Any:
+def chance(seed: Any, position: Any) -> Any:
     """32 random bits."""
-    return _mix(np.uint64(seed) + np.uint64(position + 1) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
-
-
-@jit
-def draw_kept(out: Array, size: int, skip: Any, seed: Any) -> Any:
-    """Positions among so many whose 32 random bits are not below `skip`; how many. `out` has room for all."""
-    count: Any = 0
-    for i in range(size):
-        out[count] = i
-        count += np.int64(_chance(seed, i) >= np.uint64(skip))
-    return count
-
-
-@jit
-def draw_strata(out: Array, size: int, seed: Any) -> None:
-    """One position of each of out.size stretches, as equal as can be, of so many positions. None is empty."""
-    count = out.size
-    for i in range(count):
-        lo = i * size // count
-        length = (i + 1) * size // count - lo
-        out[i] = lo + np.int64((_chance(seed, i) * np.uint64(length)) >> np.uint64(32))
+    return mix(np.uint64(seed) + np.uint64(position + 1) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
 
 
 # --- int8 -------------------------------------------------------------------------------------------------------------
@@ -174,8 +153,8 @@ def _make_noise(noise: Array, seed: Any) -> None:
 def _round_by_chance(codes: Array, numbers: Array, inverse: Any, noise: Array) -> None:
     """Up with a probability equal to the fraction, to 16 bits. Shifted above 0, where cutting off is rounding down."""
     for i in range(codes.size):
-        chance = np.float32(np.int32(noise[i])) * np.float32(2.0**-16)
-        shifted = np.float32(numbers[i] * inverse) + chance + np.float32(128)
+        lot = np.float32(np.int32(noise[i])) * np.float32(2.0**-16)
+        shifted = np.float32(numbers[i] * inverse) + lot + np.float32(128)
         codes[i] = np.int8(min(max(np.int32(shifted), np.int32(1)), np.int32(255)) - 128)
 
 
@@ -206,7 +185,7 @@ def encode_int8(codes: Array, scales: Array, numbers: Array, bits: Array, job: A
             scale = np.float32(0)
             out[:] = 0
         elif by_chance:
-            _make_noise(noise, _chance(seed, b))
+            _make_noise(noise, chance(seed, b))
             _round_by_chance(out, part, np.float32(np.float32(1) / scale), halves)
         else:
             _round_nearest(out, part, np.float32(np.float32(1) / scale))
@@ -299,221 +278,3 @@ def decode_signs(out: Array, bits: Array, scales: Array, block: int) -> None:
             # Byte j of the word gets bit j: not 0 where it is set.
             words[i] = (np.uint64(codes[i]) * np.uint64(0x0101010101010101)) & np.uint64(0x8040201008040201)
         _spread(part, flags, scales[b])
-
-
-# --- selecting --------------------------------------------------------------------------------------------------------
-
-
-@_exact_jit
-def _peak(numbers: Array) -> Any:
-    peak = abs(numbers[0])
-    for i in range(1, numbers.size):
-        peak = max(peak, abs(numbers[i]))
-    return peak
-
-
-@jit
-def at_least(out: Array, numbers: Array, width: int, floor: Any) -> Any:
-    """Rows with a magnitude of at least `floor`; how many. `out` has room for all."""
-    count: Any = 0
-    if width == 1:
-        for i in range(numbers.size):
-            out[count] = i
-            count += np.int64(abs(numbers[i]) >= floor)
-        return count
-    for i in range(numbers.size // width):
-        out[count] = i
-        count += np.int64(_peak(numbers[i * width : (i + 1) * width]) >= floor)
-    return count
-
-
-@jit
-def beyond(out: Array, numbers: Array, slack: Array, width: int) -> Any:
-    """Rows with a magnitude above its slack; how many. `out` has room for all."""
-    count: Any = 0
-    if width == 1:
-        for i in range(numbers.size):
-            out[count] = i
-            count += np.int64(abs(numbers[i]) > slack[i])
-        return count
-    for i in range(numbers.size // width):
-        is_beyond = False
-        for j in range(i * width, (i + 1) * width):
-            is_beyond |= abs(numbers[j]) > slack[j]
-        out[count] = i
-        count += np.int64(is_beyond)
-    return count
-
-
-@jit
-def row_squares(out: Array, numbers: Array, width: int) -> None:
-    """The squared length of every row."""
-    for i in range(out.size):
-        total = np.float32(0)
-        for j in range(i * width, (i + 1) * width):
-            total += np.float32(numbers[j]) * np.float32(numbers[j])
-        out[i] = total
-
-
-BUCKETS = 4096
-
-
-@jit
-def reach(bits: Array, wanted: int) -> tuple[int, int]:
-    """For positive floats as their bits, which are ordered alike: the lowest bucket (of bits >> 19) that the `wanted`
-    largest reach into, and how many lie above it."""
-    counts = np.zeros((4, BUCKETS), np.int64)  # four, because two neighbours that count in one place wait for another
-    for i in range(bits.size // 4):
-        for j in range(4):
-            counts[j, bits[4 * i + j] >> 19] += 1
-    for i in range(bits.size // 4 * 4, bits.size):
-        counts[0, bits[i] >> 19] += 1
-    above = 0
-    for bucket in range(BUCKETS - 1, -1, -1):
-        here = counts[0, bucket] + counts[1, bucket] + counts[2, bucket] + counts[3, bucket]
-        if above + here >= wanted:
-            return bucket, above
-        above += here
-    return 0, above - counts[0, 0] - counts[1, 0] - counts[2, 0] - counts[3, 0]
-
-
-@jit
-def not_below(out: Array, bits: Array, floor: Any) -> Any:
-    """Positions whose bits are at least `floor`; how many. `out` has room for all."""
-    count: Any = 0
-    for i in range(bits.size):
-        out[count] = i
-        count += np.int64(bits[i] >= floor)
-    return count
-
-
-# --- a selection as bytes ---------------------------------------------------------------------------------------------
-
-
-@jit
-def encode_gaps(out: Array, positions: Array) -> Any:
-    """Ascending positions as the numbers passed over between them, seven bits a byte, lowest first, the eighth set
-    where more follow; how many bytes. `out` has room for ten a position."""
-    count = 0
-    last: Any = -1
-    for i in range(positions.size):
-        gap = np.uint64(positions[i] - last - 1)
-        last = positions[i]
-        while gap >= 128:
-            out[count] = np.uint8((gap & np.uint64(127)) | np.uint64(128))
-            gap >>= np.uint64(7)
-            count += 1
-        out[count] = np.uint8(gap)
-        count += 1
-    return count
-
-
-@jit
-def decode_gaps(out: Array, data: Array, size: int) -> bool:
-    """The positions, if the data is exactly out.size of them, and all are below `size`; False if it is not. Checks
-    everything itself."""
-    at = 0
-    last: Any = np.int64(-1)
-    for i in range(out.size):
-        gap, shift = np.int64(0), 0
-        more: Any = True
-        while more:
-            if at >= data.size or shift > 56:
-                return False
-            byte = np.int64(data[at])
-            at += 1
-            gap |= (byte & 127) << shift
-            shift += 7
-            more = byte >= 128
-        if gap >= size - last - 1:
-            return False
-        last += gap + 1
-        out[i] = last
-    return at == data.size
-
-
-@jit
-def decode_bits(out: Array, data: Array, size: int) -> bool:
-    """The positions of the set bits, if there are out.size of them and all are below `size`; False if not. Needs at
-    least size bits."""
-    count = 0
-    for i in range(data.size):
-        byte, at = np.int64(data[i]), 8 * i
-        while byte:
-            if byte & 1:
-                if count >= out.size or at >= size:
-                    return False
-                out[count] = at
-                count += 1
-            byte >>= 1
-            at += 1
-    return count == out.size
-
-
-# --- what is kept for an id -------------------------------------------------------------------------------------------
-# Open addressing with linear probing. `slots` holds the row of the id that hashed there, or -1; ids are in the rows.
-
-
-@jit
-def find_rows(out: Array, ids: Array, row_ids: Array, slots: Array, used: int) -> int:
-    """The row of every id; a new id takes the next row. How many rows are used then. The tables have room: rows for all
-    ids, and twice as many slots (a power of two)."""
-    mask = slots.size - 1
-    for i in range(ids.size):
-        at = np.int64(_mix(ids[i]) & np.uint64(mask))
-        while slots[at] >= 0 and row_ids[slots[at]] != ids[i]:
-            at = (at + 1) & mask
-        if slots[at] < 0:
-            slots[at] = used
-            row_ids[used] = ids[i]
-            used += 1
-        out[i] = slots[at]
-    return used
-
-
-@jit
-def look_up(out: Array, ids: Array, row_ids: Array, slots: Array) -> None:
-    """The row of every id, or -1."""
-    mask = slots.size - 1
-    for i in range(ids.size):
-        at = np.int64(_mix(ids[i]) & np.uint64(mask))
-        while slots[at] >= 0 and row_ids[slots[at]] != ids[i]:
-            at = (at + 1) & mask
-        out[i] = slots[at]
-
-
-@jit
-def first_repeat(positions: Array, stamps: Array, stamp: int) -> int:
-    """The index of the first position that came before, or -1. `stamps` remembers the last stamp of every row."""
-    for i in range(positions.size):
-        if stamps[positions[i]] == stamp:
-            return i
-        stamps[positions[i]] = stamp
-    return -1
-
-
-@jit
-def digest(ids: Array) -> tuple[Any, Any]:
-    """128 bits of a list of ids, its order included: two hashes with different constants, of four lanes each, in the
-    manner of xxHash. Equal on every machine; not a defence against those who look for two lists that are alike."""
-    low, high = np.zeros(4, np.uint64), np.zeros(4, np.uint64)
-    for lane in range(4):
-        low[lane], high[lane] = _mix(lane + 1), _mix(lane + 101)
-    for i in range(ids.size):
-        lane, number = i & 3, np.uint64(ids[i])
-        a = low[lane] + number * np.uint64(0xC2B2AE3D27D4EB4F)
-        low[lane] = ((a << np.uint64(31)) | (a >> np.uint64(33))) * np.uint64(0x9E3779B185EBCA87)
-        b = high[lane] ^ (number * np.uint64(0xFF51AFD7ED558CCD))
-        high[lane] = ((b << np.uint64(27)) | (b >> np.uint64(37))) * np.uint64(0xD6E8FEB86659FD93)
-    first, second = _mix(ids.size), _mix(ids.size + 7)
-    for lane in range(4):
-        first = _mix(first ^ low[lane])
-        second = _mix(second + high[lane])
-    return first, second
-
-
-@jit
-def hold_finite(halves: Array, infinity: Any) -> None:
-    """Infinities of a 16-bit float become its largest number."""
-    for i in range(halves.size):
-        halves[i] -= np.uint16((halves[i] & np.uint16(0x7FFF)) == infinity)

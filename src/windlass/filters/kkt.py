@@ -16,7 +16,7 @@ import numpy as np
 from windlass.errors import UsageError
 from windlass.filters.filter import is_number, require
 from windlass.filters.parcel import Parcel
-from windlass.filters.select import Selector
+from windlass.filters.selector import Selector
 from windlass.types import Array
 
 ALWAYS_SEND = -1.0
@@ -39,7 +39,7 @@ class KKT(Selector):
         require(is_number(self.margin) and 0 < self.margin <= 1, self, "margin", "above 0 and at most 1")
 
     def choose(self, parcel: Parcel) -> Array:
-        from windlass.filters import kernels
+        from windlass.filters import selecting
 
         slack = parcel.context.slack
         if slack is None:
@@ -49,7 +49,7 @@ class KKT(Selector):
         if self.margin != 1:
             slack = slack * slack.dtype.type(self.margin)
         picked = np.empty(parcel.count + 1, np.int64)
-        return picked[: kernels.beyond(picked, parcel.values, slack, parcel.width)]
+        return picked[: selecting.beyond(picked, parcel.values, slack, parcel.width)]
 
 
 def slack_of(weights: Array, threshold: Any) -> Array:

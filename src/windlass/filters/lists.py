@@ -33,9 +33,9 @@ class MissingIds(Exception):
 
 def digest_of(ids: Array) -> str:
     """32 hexadecimal digits that stand for these int64 ids in this order."""
-    from windlass.filters import kernels
+    from windlass.filters import hashing
 
-    first, second = kernels.digest(ids)
+    first, second = hashing.digest(ids)
     return f"{int(first):016x}{int(second):016x}"
 
 

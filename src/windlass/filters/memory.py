@@ -102,22 +102,22 @@ class TableMemory:
 
     def find(self, ids: Array) -> Array:
         """Where in `rows` each id is, until the next call; new ones are made. UsageError if an id is there twice."""
-        from windlass.filters import kernels
+        from windlass.filters import hashing
 
         self._make_room(len(ids))
         positions = np.empty(len(ids), np.int64)
-        self._used = kernels.find_rows(positions, ids, self._ids, self._slots, self._used)
+        self._used = hashing.find_rows(positions, ids, self._ids, self._slots, self._used)
         self._stamp += 1
-        if (repeat := kernels.first_repeat(positions, self._stamps, self._stamp)) >= 0:
+        if (repeat := hashing.first_repeat(positions, self._stamps, self._stamp)) >= 0:
             raise UsageError(f"id {ids[repeat]} is there twice: reduce duplicates before they are filtered")
         return positions
 
     def read(self, ids: Array) -> Array:
         """The rows of these ids, flat; `fill` for an id without one, which is not made."""
-        from windlass.filters import kernels
+        from windlass.filters import hashing
 
         positions = np.empty(len(ids), np.int64)
-        kernels.look_up(positions, ids, self._ids, self._slots)
+        hashing.look_up(positions, ids, self._ids, self._slots)
         rows = self.rows[positions]
         rows[positions < 0] = self._fill
         return rows.reshape(-1)
@@ -146,7 +146,7 @@ class TableMemory:
 
     def _make_room(self, more: int) -> None:
         """For so many ids that may all be new: without the rows that are `fill`, if half of them are; else larger."""
-        from windlass.filters import kernels
+        from windlass.filters import hashing
 
         wanted = self._used + more
         if wanted <= len(self.rows):
@@ -159,7 +159,7 @@ class TableMemory:
         self.rows[: len(rows)] = rows
         self._ids, self._stamps = np.zeros(size, np.int64), np.zeros(size, np.int64)
         self._slots, self._stamp = np.full(2 * size, -1, np.int64), 0
-        self._used = kernels.find_rows(np.empty(len(ids), np.int64), ids, self._ids, self._slots, 0)
+        self._used = hashing.find_rows(np.empty(len(ids), np.int64), ids, self._ids, self._slots, 0)
 
 
 def _norm(values: Array) -> float:

@@ -116,12 +116,12 @@ def _check_header(header: object, num_buffers: int) -> list[tuple[str, str, int]
 
 
 def _pack_selection(kept: Array, rows: int) -> tuple[str, Array]:
-    from windlass.filters import kernels
+    from windlass.filters import selecting
 
     bits_bytes = (rows + 7) // 8
     if len(kept) < bits_bytes:
         gaps = np.empty(min(10 * len(kept), 5 * len(kept) if rows < 1 << 35 else 10 * len(kept)), np.uint8)
-        used = kernels.encode_gaps(gaps, kept)
+        used = selecting.encode_gaps(gaps, kept)
         if used < bits_bytes:
             return "gaps", gaps[:used]
     flags = np.zeros(rows, np.bool_)
@@ -130,13 +130,13 @@ def _pack_selection(kept: Array, rows: int) -> tuple[str, Array]:
 
 
 def _unpack_selection(kind: str, buffer: Any, count: int, rows: int) -> Array:
-    from windlass.filters import kernels
+    from windlass.filters import selecting
 
     data = as_bytes(buffer)
     if count > rows or (kind == "bits" and data.size != (rows + 7) // 8) or (kind == "gaps" and data.size < count):
         raise PeerError(f"expected a selection of {count} of {rows} rows as {kind}, got {data.size} bytes")
     kept = np.empty(count, np.int64)
-    read = kernels.decode_bits if kind == "bits" else kernels.decode_gaps
+    read = selecting.decode_bits if kind == "bits" else selecting.decode_gaps
     if not read(kept, data, rows):
         raise PeerError(f"expected a selection of {count} of {rows} rows as {kind}, but the bytes say something else")
     return kept

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from windlass.filters.filter import is_number, require
-from windlass.filters.select import Drawn, fraction_of
+from windlass.filters.selector import Drawn, fraction_of
 from windlass.types import Array
 
 
@@ -23,10 +23,10 @@ class RandomK(Drawn):
         require(is_number(self.fraction) and 0 < self.fraction <= 1, self, "fraction", "above 0 and at most 1")
 
     def draw(self, rows: int, seed: int) -> Array:
-        from windlass.filters import kernels
+        from windlass.filters import selecting
 
         picked = np.empty(fraction_of(rows, self.fraction), np.int64)
-        kernels.draw_strata(picked, rows, np.uint64(seed))
+        selecting.draw_strata(picked, rows, np.uint64(seed))
         return picked
 
     def weights(self, rows: int, picked: Array) -> Array:

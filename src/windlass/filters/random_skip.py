@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from windlass.filters.filter import is_number, require
-from windlass.filters.select import Drawn
+from windlass.filters.selector import Drawn
 from windlass.types import Array
 
 
@@ -22,10 +22,10 @@ class RandomSkip(Drawn):
         require(is_number(self.p) and 0 <= self.p < 1, self, "p", "at least 0 and below 1")
 
     def draw(self, rows: int, seed: int) -> Array:
-        from windlass.filters import kernels
+        from windlass.filters import selecting
 
         picked = np.empty(rows + 1, np.int64)
-        return picked[: kernels.draw_kept(picked, rows, np.uint64(self._skip), np.uint64(seed))]
+        return picked[: selecting.draw_kept(picked, rows, np.uint64(self._skip), np.uint64(seed))]
 
     def weights(self, rows: int, picked: Array) -> Array:
         return np.full(len(picked), 1 / (1 - self._skip / 2**32))

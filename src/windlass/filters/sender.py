@@ -13,7 +13,7 @@ from windlass.filters.kkt import ALWAYS_SEND, KKT, slack_of
 from windlass.filters.lists import KnownLists, NamedIds, digest_of
 from windlass.filters.memory import DenseMemory, Kept, TableMemory
 from windlass.filters.parcel import Context, Parcel, Payload
-from windlass.filters.select import MAX_SEED
+from windlass.filters.selector import MAX_SEED
 from windlass.types import STORAGE, Array
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from windlass.filters.filter import is_number, require
 from windlass.filters.parcel import Parcel
-from windlass.filters.select import Selector
+from windlass.filters.selector import Selector
 from windlass.types import Array
 
 
@@ -23,7 +23,7 @@ class SmallGradient(Selector):
         require(is_number(self.eps) and self.eps > 0, self, "eps", "a number above 0")
 
     def choose(self, parcel: Parcel) -> Array:
-        from windlass.filters import kernels
+        from windlass.filters import selecting
 
         picked = np.empty(parcel.count + 1, np.int64)
-        return picked[: kernels.at_least(picked, parcel.values, parcel.width, parcel.number.type(self.eps))]
+        return picked[: selecting.at_least(picked, parcel.values, parcel.width, parcel.number.type(self.eps))]

@@ -8,7 +8,7 @@ import numpy as np
 
 from windlass.filters.filter import is_number, require
 from windlass.filters.parcel import Parcel
-from windlass.filters.select import Selector, fraction_of
+from windlass.filters.selector import Selector, fraction_of
 from windlass.types import Array
 
 BUCKET_BITS = 19
@@ -25,15 +25,15 @@ class TopK(Selector):
         require(is_number(self.fraction) and 0 < self.fraction <= 1, self, "fraction", "above 0 and at most 1")
 
     def choose(self, parcel: Parcel) -> Array:
-        from windlass.filters import kernels
+        from windlass.filters import selecting
 
         if parcel.count == 0:
             return np.empty(0, np.int64)
         sizes = self._sizes(parcel).view(np.uint32)
         wanted = fraction_of(parcel.count, self.fraction)
-        bucket, above = kernels.reach(sizes, wanted)
+        bucket, above = selecting.reach(sizes, wanted)
         room = np.empty(parcel.count + 1, np.int64)
-        found = room[: kernels.not_below(room, sizes, np.uint32(max(1, bucket << BUCKET_BITS)))]
+        found = room[: selecting.not_below(room, sizes, np.uint32(max(1, bucket << BUCKET_BITS)))]
         if len(found) <= wanted:
             return found
         # All above the bucket are in; of those in the bucket the largest, then the first.
@@ -46,12 +46,12 @@ class TopK(Selector):
     @staticmethod
     def _sizes(parcel: Parcel) -> Array:
         """What rows are ordered by: float32, not negative, so that their bits are ordered as they are."""
-        from windlass.filters import kernels
+        from windlass.filters import selecting
 
         if parcel.width == 1:
             largest = np.finfo(np.float32).max
             sizes = np.abs(parcel.values)
             return sizes if sizes.dtype == np.float32 else np.minimum(sizes, largest).astype(np.float32)
         squares = np.empty(parcel.count, np.float32)
-        kernels.row_squares(squares, parcel.values, parcel.width)
+        selecting.row_squares(squares, parcel.values, parcel.width)
         return squares
