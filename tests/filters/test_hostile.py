@@ -7,14 +7,15 @@ import copy
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import windlass as wl
 from tests.filters.making import CODERS, EXACT, Ends, Sign, chains, numbers
 from windlass import filters as wf
 
-QUICK = settings(max_examples=150, deadline=None)
+# What is drawn is encoded, and the first to be encoded waits for the compiler.
+QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -153,7 +153,7 @@ class Chain:
         context.taken_ids = packing.as_array(buffers.pop(0), "int64", count)
 
     def _check_decoded(self, parcel: Parcel) -> None:
-        parcel.check_values(self.number.name)
+        parcel.check_values(self.number)
         if parcel.side:
             raise PeerError(f"expected nothing more, got {len(parcel.side)} arrays that no filter wanted")
         if parcel.rows > parcel.context.max_rows:

@@ -48,8 +48,11 @@ class KKT(Selector):
             slack = slack.reshape(-1, parcel.width)[parcel.origin].reshape(-1)
         if self.margin != 1:
             slack = slack * slack.dtype.type(self.margin)
-        picked = np.empty(parcel.count + 1, np.int64)
-        return picked[: selecting.beyond(picked, parcel.values, slack, parcel.width)]
+        if parcel.width > 1:
+            picked = np.empty(parcel.count + 1, np.int64)
+            return picked[: selecting.rows_beyond(picked, parcel.values, slack, parcel.width)]
+        picked = np.empty(selecting.count_beyond(parcel.values, slack) + 1, np.int64)
+        return picked[: selecting.beyond(picked, parcel.values, slack)]
 
 
 def slack_of(weights: Array, threshold: Any) -> Array:

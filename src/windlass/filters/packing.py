@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from windlass.errors import PeerError
+from windlass.errors import PeerError, UsageError
 from windlass.filters.parcel import Parcel
 from windlass.types import STORAGE, Array
 
 DTYPES = {name: dtype for name, dtype in STORAGE.items() if dtype.name == name}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 KINDS = ("ids", "bits", "gaps", "values", "side")
 MAX_ARRAYS = 64
 
@@ -32,7 +33,7 @@ def selection_bytes(kept: Array | None, rows: int) -> int:
 
 
 def pack(parcel: Parcel) -> tuple[Header, list[Array]]:
-    """Everything in the parcel but its meta."""
+    """Everything in the parcel but its meta. UsageError if a filter gave an array that cannot travel."""
     named: list[tuple[str, Array]] = []
     if parcel.ids is not None:
         named.append(("ids", parcel.ids))
@@ -40,7 +41,7 @@ def pack(parcel: Parcel) -> tuple[Header, list[Array]]:
         named.append(_pack_selection(parcel.kept, parcel.rows))
     named.append(("values", parcel.values))
     named.extend(("side", each) for each in parcel.side)
-    header: Header = [[kind, array.dtype.name, array.size] for kind, array in named]
+    header: Header = [[kind, _name_of(array), array.size] for kind, array in named]
     if parcel.kept is not None:
         header[0][2] = len(parcel.kept)
     return header, [array for _, array in named]
@@ -94,6 +95,13 @@ def need_int(meta: object, name: str, lo: int, hi: int) -> int:
     if type(found) is not int or not lo <= found <= hi:
         raise PeerError(f"expected '{name}' from {lo} to {hi}, got {found!r:.60}")
     return found
+
+
+def _name_of(array: Array) -> str:
+    name = _NAMES.get(array.dtype)
+    if name is None:
+        raise UsageError(f"a filter gave an array of {array.dtype}; what travels is of {', '.join(DTYPES)}")
+    return name
 
 
 def _check_header(header: object, num_buffers: int) -> list[tuple[str, str, int]]:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from windlass.errors import PeerError
 from windlass.types import Array
@@ -124,12 +125,12 @@ class Parcel:
         kept = picked if self.kept is None else self.kept[picked]
         return replace(self, kept=kept, values=values, origin=origin, meta=meta)
 
-    def check_values(self, form: str = "") -> None:
+    def check_values(self, dtype: npt.DTypeLike | None = None) -> None:
         """PeerError unless there are `width` numbers for every row that is left (of this dtype, if one is named)."""
-        expected = self.count * self.width
-        if self.values.size != expected or (form and self.values.dtype.name != form):
-            of = f" of {form}" if form else ""
-            raise PeerError(f"expected {expected} values{of}, got {self.values.size} of {self.values.dtype.name}")
+        expected, values = self.count * self.width, self.values
+        if values.size != expected or (dtype is not None and values.dtype != dtype):
+            of = f" of {np.dtype(dtype).name}" if dtype is not None else ""
+            raise PeerError(f"expected {expected} values{of}, got {values.size} of {values.dtype.name}")
 
     @property
     def nbytes(self) -> int:

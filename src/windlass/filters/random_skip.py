@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +25,14 @@ class RandomSkip(Drawn):
     def draw(self, rows: int, seed: int) -> Array:
         from windlass.filters import selecting
 
-        picked = np.empty(rows + 1, np.int64)
-        return picked[: selecting.draw_kept(picked, rows, np.uint64(self._skip), np.uint64(seed))]
+        # Room for what is likely, eight deviations above the mean; for all where chance wants more.
+        likely = int(rows * (1 - self.p) + 4 * math.sqrt(rows)) + 2
+        for room in (min(likely, rows + 1), rows + 1):
+            picked = np.empty(room, np.int64)
+            count = selecting.draw_kept(picked, rows, np.uint64(self._skip), np.uint64(seed))
+            if count >= 0:
+                break
+        return picked[:count]
 
     def weights(self, rows: int, picked: Array) -> Array:
         return np.full(len(picked), 1 / (1 - self._skip / 2**32))

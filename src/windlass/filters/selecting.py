@@ -26,9 +26,12 @@ def _exact_jit(function: F) -> F:
 
 @jit
 def draw_kept(out: Array, size: int, skip: Any, seed: Any) -> Any:
-    """Positions among so many whose 32 random bits are not below `skip`; how many. `out` has room for all."""
+    """Positions among so many whose 32 random bits are not below `skip`; how many, or -1 if `out` has not room for one
+    more than that."""
     count: Any = 0
     for i in range(size):
+        if count >= out.size:
+            return -1
         out[count] = i
         count += np.int64(chance(seed, i) >= np.uint64(skip))
     return count
@@ -56,14 +59,28 @@ def _peak(numbers: Array) -> Any:
 
 
 @jit
-def at_least(out: Array, numbers: Array, width: int, floor: Any) -> Any:
-    """Rows with a magnitude of at least `floor`; how many. `out` has room for all."""
+def count_at_least(numbers: Array, floor: Any) -> Any:
+    """How many have a magnitude of at least `floor`. Counting first is cheaper than memory for all of them."""
     count: Any = 0
-    if width == 1:
-        for i in range(numbers.size):
-            out[count] = i
-            count += np.int64(abs(numbers[i]) >= floor)
-        return count
+    for i in range(numbers.size):
+        count += abs(numbers[i]) >= floor
+    return count
+
+
+@jit
+def at_least(out: Array, numbers: Array, floor: Any) -> Any:
+    """Positions with a magnitude of at least `floor`; how many. `out` has room for one more than that."""
+    count: Any = 0
+    for i in range(numbers.size):
+        out[count] = i
+        count += np.int64(abs(numbers[i]) >= floor)
+    return count
+
+
+@jit
+def rows_at_least(out: Array, numbers: Array, width: int, floor: Any) -> Any:
+    """Rows with a magnitude of at least `floor`; how many. `out` has room for all and one."""
+    count: Any = 0
     for i in range(numbers.size // width):
         out[count] = i
         count += np.int64(_peak(numbers[i * width : (i + 1) * width]) >= floor)
@@ -71,14 +88,27 @@ def at_least(out: Array, numbers: Array, width: int, floor: Any) -> Any:
 
 
 @jit
-def beyond(out: Array, numbers: Array, slack: Array, width: int) -> Any:
-    """Rows with a magnitude above its slack; how many. `out` has room for all."""
+def count_beyond(numbers: Array, slack: Array) -> Any:
     count: Any = 0
-    if width == 1:
-        for i in range(numbers.size):
-            out[count] = i
-            count += np.int64(abs(numbers[i]) > slack[i])
-        return count
+    for i in range(numbers.size):
+        count += abs(numbers[i]) > slack[i]
+    return count
+
+
+@jit
+def beyond(out: Array, numbers: Array, slack: Array) -> Any:
+    """Positions with a magnitude above its slack; how many. `out` has room for one more than that."""
+    count: Any = 0
+    for i in range(numbers.size):
+        out[count] = i
+        count += np.int64(abs(numbers[i]) > slack[i])
+    return count
+
+
+@jit
+def rows_beyond(out: Array, numbers: Array, slack: Array, width: int) -> Any:
+    """Rows with a magnitude above its slack; how many. `out` has room for all and one."""
+    count: Any = 0
     for i in range(numbers.size // width):
         is_beyond = False
         for j in range(i * width, (i + 1) * width):
@@ -99,34 +129,35 @@ def row_squares(out: Array, numbers: Array, width: int) -> None:
 
 
 BUCKETS = 4096
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 
 @jit
-def reach(bits: Array, wanted: int) -> tuple[int, int]:
-    """For positive floats as their bits, which are ordered alike: the lowest bucket (of bits >> 19) that the `wanted`
-    largest reach into, and how many lie above it."""
+def reach(bits: Array, wanted: int) -> tuple[int, int, int]:
+    """For floats as their bits, whose magnitudes are ordered as those are: the lowest bucket (of magnitude >> 19) that
+    the `wanted` largest reach into, how many lie above it, and how many in it."""
     counts = np.zeros((4, BUCKETS), np.int64)  # four, because two neighbours that count in one place wait for another
     for i in range(bits.size // 4):
         for j in range(4):
-            counts[j, bits[4 * i + j] >> 19] += 1
+            counts[j, (bits[4 * i + j] & _MAGNITUDE) >> 19] += 1
     for i in range(bits.size // 4 * 4, bits.size):
-        counts[0, bits[i] >> 19] += 1
-    above = 0
+        counts[0, (bits[i] & _MAGNITUDE) >> 19] += 1
+    above = here = 0
     for bucket in range(BUCKETS - 1, -1, -1):
+        above += here
         here = counts[0, bucket] + counts[1, bucket] + counts[2, bucket] + counts[3, bucket]
         if above + here >= wanted:
-            return bucket, above
-        above += here
-    return 0, above - counts[0, 0] - counts[1, 0] - counts[2, 0] - counts[3, 0]
+            return bucket, above, here
+    return 0, above, here
 
 
 @jit
 def not_below(out: Array, bits: Array, floor: Any) -> Any:
-    """Positions whose bits are at least `floor`; how many. `out` has room for all."""
+    """Positions whose magnitude's bits are at least `floor`; how many. `out` has room for one more than that."""
     count: Any = 0
     for i in range(bits.size):
         out[count] = i
-        count += np.int64(bits[i] >= floor)
+        count += np.int64(np.uint32(bits[i] & _MAGNITUDE) >= floor)
     return count
 
 

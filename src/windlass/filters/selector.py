@@ -37,7 +37,7 @@ class Selector(Lossy):
 
     def decode(self, parcel: Parcel) -> Parcel:
         """Which rows they are travels with the parcel."""
-        parcel.check_values(parcel.number.name)
+        parcel.check_values(parcel.number)
         return replace(parcel, meta={})
 
 
@@ -87,7 +87,7 @@ class Drawn(Selector):
         return replace(chosen, rows=len(picked), kept=None, meta={"rows": parcel.rows, "seed": parcel.context.seed})
 
     def decode(self, parcel: Parcel) -> Parcel:
-        parcel.check_values(parcel.number.name)
+        parcel.check_values(parcel.number)
         if not parcel.meta:
             return parcel
         rows = need_int(parcel.meta, "rows", 0, parcel.context.max_rows)

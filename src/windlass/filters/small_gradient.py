@@ -25,5 +25,9 @@ class SmallGradient(Selector):
     def choose(self, parcel: Parcel) -> Array:
         from windlass.filters import selecting
 
-        picked = np.empty(parcel.count + 1, np.int64)
-        return picked[: selecting.at_least(picked, parcel.values, parcel.width, parcel.number.type(self.eps))]
+        floor = parcel.number.type(self.eps)
+        if parcel.width > 1:
+            picked = np.empty(parcel.count + 1, np.int64)
+            return picked[: selecting.rows_at_least(picked, parcel.values, parcel.width, floor)]
+        picked = np.empty(selecting.count_at_least(parcel.values, floor) + 1, np.int64)
+        return picked[: selecting.at_least(picked, parcel.values, floor)]

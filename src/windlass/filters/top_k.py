@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from windlass.filters.filter import is_number, require
+from windlass.filters.filter import as_float32, is_number, require
 from windlass.filters.parcel import Parcel
 from windlass.filters.selector import Selector, fraction_of
 from windlass.types import Array
@@ -31,27 +31,26 @@ class TopK(Selector):
             return np.empty(0, np.int64)
         sizes = self._sizes(parcel).view(np.uint32)
         wanted = fraction_of(parcel.count, self.fraction)
-        bucket, above = selecting.reach(sizes, wanted)
-        room = np.empty(parcel.count + 1, np.int64)
+        bucket, above, inside_bucket = selecting.reach(sizes, wanted)
+        room = np.empty(above + inside_bucket + 1, np.int64)
         found = room[: selecting.not_below(room, sizes, np.uint32(max(1, bucket << BUCKET_BITS)))]
         if len(found) <= wanted:
             return found
         # All above the bucket are in; of those in the bucket the largest, then the first.
-        inside = np.flatnonzero(sizes[found] >> np.uint32(BUCKET_BITS) == bucket)
-        order = np.argsort(~sizes[found[inside]], kind="stable")
+        magnitudes = sizes[found] & np.uint32(0x7FFFFFFF)
+        inside = np.flatnonzero(magnitudes >> np.uint32(BUCKET_BITS) == bucket)
+        order = np.argsort(~magnitudes[inside], kind="stable")
         is_out = np.zeros(len(found), np.bool_)
         is_out[inside[order[wanted - above :]]] = True
         return found[~is_out]
 
     @staticmethod
     def _sizes(parcel: Parcel) -> Array:
-        """What rows are ordered by: float32, not negative, so that their bits are ordered as they are."""
+        """What rows are ordered by, as float32: its magnitude's bits are ordered as it is."""
         from windlass.filters import selecting
 
         if parcel.width == 1:
-            largest = np.finfo(np.float32).max
-            sizes = np.abs(parcel.values)
-            return sizes if sizes.dtype == np.float32 else np.minimum(sizes, largest).astype(np.float32)
+            return as_float32(parcel.values)
         squares = np.empty(parcel.count, np.float32)
         selecting.row_squares(squares, parcel.values, parcel.width)
         return squares
