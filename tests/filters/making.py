@@ -75,13 +75,14 @@ class Measured(wf.Filter):
 
 def chains(*, for_table: bool):
     """Any filters that may stand together: an id cache, selectors, a coder, compression."""
-    caches = st.just([wf.IdCache()]) if for_table else st.just([])
-    return st.tuples(
-        caches | st.just([]),
-        st.lists(st.sampled_from(EXACT), max_size=3),
-        st.lists(st.sampled_from(CODERS), max_size=1),
-        st.just([wf.Zstd()]) | st.just([]),
-    ).map(lambda parts: [each for part in parts for each in part])
+    parts = st.tuples(st.lists(st.sampled_from(EXACT), max_size=3), st.lists(st.sampled_from(CODERS), max_size=1))
+    middle = parts.map(lambda each: each[0] + each[1])
+    if for_table:
+        where = st.none() | st.integers(0, 4)
+        middle = st.tuples(middle, where).map(
+            lambda each: each[0] if each[1] is None else [*each[0][: each[1]], wf.IdCache(), *each[0][each[1] :]]
+        )
+    return st.tuples(middle, st.just([wf.Zstd()]) | st.just([])).map(lambda each: each[0] + each[1])
 
 
 def numbers(size: int, seed: int, scale: float = 1.0):

@@ -9,6 +9,8 @@ import windlass as wl
 from tests.filters.making import Ends, numbers
 from windlass import filters as wf
 
+pytestmark = pytest.mark.timeout(300)  # the kernels may have to be compiled first
+
 
 def sent_places(ends, values, **where):
     return np.flatnonzero(ends.deliver(values, **where)).tolist()
@@ -245,6 +247,16 @@ def test_answers_of_pulls_pass_the_filters_that_were_asked_to_and_keep_nothing()
     assert server.residual_norm == 0
     pulled = worker.decode(first, size=1000).values
     assert np.allclose(pulled, weights, atol=np.abs(weights).max() / 100)
+
+
+def test_rows_that_were_pulled_travel_without_their_ids():
+    chain = wf.Chain([wf.IdCache(), wf.Cast("float16", pull=True)], wf.Target("t", width=4))
+    answers = chain.for_pull()
+    rows = numbers(40, 1).reshape(10, 4).clip(-100, 100)
+    payload = wf.Sender(answers).encode(rows)
+    assert payload.nbytes == rows.nbytes // 2
+    pulled = wf.Receiver(answers).decode(payload, size=40).values.reshape(10, 4)
+    assert np.array_equal(pulled, rows.astype(np.float16).astype(np.float32))
 
 
 def test_a_dense_range_is_decoded_into_memory_that_is_there():

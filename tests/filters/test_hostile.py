@@ -14,6 +14,7 @@ import windlass as wl
 from tests.filters.making import CODERS, EXACT, Ends, Sign, chains, numbers
 from windlass import filters as wf
 
+pytestmark = pytest.mark.timeout(300)  # the kernels may have to be compiled first
 # What is drawn is encoded, and the first to be encoded waits for the compiler.
 QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 JUNK = st.recursive(

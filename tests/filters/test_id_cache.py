@@ -9,6 +9,7 @@ import windlass as wl
 from tests.filters.making import Ends, numbers, over_the_wire
 from windlass import filters as wf
 
+pytestmark = pytest.mark.timeout(300)  # the kernels may have to be compiled first
 IDS = np.array([5, -3, 0, 2**63 - 1, -(2**63)], np.int64)
 ROWS = np.arange(10, dtype=np.float32).reshape(5, 2)
 
@@ -102,6 +103,21 @@ def test_the_least_recently_used_lists_go_first():
     large = np.arange(1000, dtype=np.int64)
     assert np.array_equal(lists.resolve(wf.NamedIds(wf.lists.digest_of(large), large)), large)
     assert len(lists) == 2, "what is larger than all the room is read, and not kept"
+
+
+def test_a_server_that_keeps_too_little_is_soon_sent_its_ids_in_full():
+    """Two messages for every push would be worse than no cache at all."""
+    ends = Ends([wf.IdCache()], width=1, lists=wf.IdLists(max_bytes=1 << 16))
+    lists = [np.arange(4096, dtype=np.int64) + number for number in range(4)]
+    asked = 0
+    for push in range(400):
+        mine = ends.sender.encode(np.ones((4096, 1), np.float32), ids=lists[push % 4])
+        decoded = ends.receiver.decode(over_the_wire(mine))
+        if isinstance(decoded, wf.NeedIds):
+            asked += 1
+            decoded = ends.receiver.decode(over_the_wire(ends.sender.resend(mine, decoded)))
+        assert np.array_equal(decoded.ids, lists[push % 4])
+    assert 0 < asked <= 12
 
 
 def test_a_list_that_is_not_what_its_digest_says_is_refused():

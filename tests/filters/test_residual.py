@@ -11,6 +11,7 @@ import windlass as wl
 from tests.filters.making import CODERS, EXACT, Ends, Measured, Sign, Untouched, chains, numbers
 from windlass import filters as wf
 
+pytestmark = pytest.mark.timeout(300)  # the kernels may have to be compiled first
 QUICK = settings(max_examples=60, deadline=None)
 IS_EXACT = (wf.Cast, wf.SmallGradient, wf.RandomSkip, wf.TopK, wf.RandomK, wf.KKT)
 

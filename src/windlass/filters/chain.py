@@ -53,9 +53,10 @@ class Chain:
         return f"<Chain {', '.join(map(str, self.filters))} for '{self.target.name}'>"
 
     def for_pull(self) -> Chain:
-        """What is done to the answers of pulls. It keeps no losses, and sends no ids."""
+        """What is done to the answers of pulls. It keeps no losses. Rows of a table are one stretch of numbers here: who
+        pulls them knows their ids."""
         made = [each.for_pull() for each in self.filters]
-        return Chain([each for each in made if each is not None], self.target)
+        return Chain([each for each in made if each is not None], replace(self.target, width=None))
 
     def encode(self, parcel: Parcel, *, keep: bool) -> tuple[Payload, list[int]]:
         """The payload, and how many bytes the parcel had before the first filter and after each. With `keep`, what was

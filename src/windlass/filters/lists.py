@@ -101,23 +101,47 @@ class IdLists:
 
 
 class KnownLists:
-    """A worker's belief: which lists each peer has. Being wrong costs one round trip, so it is a plain bounded memory.
-    A *peer* is whatever has lists of its own: the head of a shard, by its incarnation."""
+    """A worker's belief: which lists each peer has. A *peer* is whatever has lists of its own: the head of a shard, by
+    its incarnation. It is believed to keep the last `max_bytes` that it was told; whenever it turns out to have lost a
+    list, half of that, so that a server whose memory is too small for its workers is soon sent its ids as if there were
+    no cache, rather than everything twice."""
 
-    def __init__(self, max_lists: int = 4096) -> None:
-        self.max_lists = max_lists
-        self._known: dict[int, OrderedDict[str, None]] = {}
+    def __init__(self, max_bytes: int = 32 << 20) -> None:
+        self.max_bytes = max_bytes
+        self._beliefs: dict[int, _Belief] = {}
 
-    def tell(self, peer: int, digest: str) -> bool:
-        """Whether the peer has been sent that list. From now on it has."""
-        known = self._known.setdefault(peer, OrderedDict())
-        is_known = digest in known
-        known[digest] = None
-        known.move_to_end(digest)
-        if len(known) > self.max_lists:
-            known.popitem(last=False)
+    def tell(self, peer: int, digest: str, nbytes: int) -> bool:
+        """Whether the peer has been sent that list, of so many bytes. From now on it has."""
+        belief = self._beliefs.setdefault(peer, _Belief(self.max_bytes))
+        is_known = digest in belief.lists
+        belief.keep(digest, nbytes)
         return is_known
+
+    def miss(self, peer: int, digest: str) -> None:
+        """The peer has not got that list, though it was told."""
+        belief = self._beliefs.setdefault(peer, _Belief(self.max_bytes))
+        belief.max_bytes //= 2
+        belief.drop(digest)
 
     def forget(self) -> None:
         """The generation has changed: whoever is asked next may be another, and have nothing."""
-        self._known.clear()
+        self._beliefs.clear()
+
+
+class _Belief:
+    """What one peer is believed to keep, the least recently used first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.nbytes = 0
+        self.lists: OrderedDict[str, int] = OrderedDict()
+
+    def keep(self, digest: str, nbytes: int) -> None:
+        self.drop(digest)
+        self.lists[digest] = nbytes
+        self.nbytes += nbytes
+        while self.nbytes > self.max_bytes:
+            self.drop(next(iter(self.lists)))
+
+    def drop(self, digest: str) -> None:
+        self.nbytes -= self.lists.pop(digest, 0)

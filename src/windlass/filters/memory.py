@@ -40,11 +40,11 @@ class Memory(Protocol):
 
 
 class DenseMemory:
-    """One flat array for all elements of a key, as large as the highest that was touched asks for. Pages that nobody
-    has touched take no memory."""
+    """One flat array for all elements of a key, at least `size` of them. Where `fill` is 0, pages that nobody has
+    touched take no memory."""
 
-    def __init__(self, number: np.dtype[Any], fill: float = 0.0) -> None:
-        self._fill = fill
+    def __init__(self, number: np.dtype[Any], fill: float = 0.0, size: int = 0) -> None:
+        self._fill, self._size = fill, size
         self._values: Array = np.empty(0, number)
 
     @property
@@ -54,7 +54,7 @@ class DenseMemory:
     def view(self, lo: int, hi: int) -> Array:
         """Elements lo to hi, to be read and written in place until the next call."""
         if hi > self._values.size:
-            size = max(hi, min(2 * self._values.size, hi + (1 << 22)))
+            size = max(hi, self._size, min(2 * self._values.size, hi + (1 << 22)))
             grown = np.full(size, self._fill, self._values.dtype) if self._fill else np.zeros(size, self._values.dtype)
             grown[: self._values.size] = self._values
             self._values = grown
@@ -100,16 +100,26 @@ class TableMemory:
     def nbytes(self) -> int:
         return self.rows.nbytes + self._ids.nbytes + self._slots.nbytes + self._stamps.nbytes
 
+    def write(self, ids: Array, rows: Array) -> None:
+        """Set the rows of these ids; of an id that is there twice, the last."""
+        self.rows[self._find(ids)] = rows.reshape(len(ids), self._width)
+
     def find(self, ids: Array) -> Array:
         """Where in `rows` each id is, until the next call; new ones are made. UsageError if an id is there twice."""
+        from windlass.filters import hashing
+
+        positions = self._find(ids)
+        self._stamp += 1
+        if (repeat := hashing.first_repeat(positions, self._stamps, self._stamp)) >= 0:
+            raise UsageError(f"id {ids[repeat]} is there twice: reduce duplicates before they are filtered")
+        return positions
+
+    def _find(self, ids: Array) -> Array:
         from windlass.filters import hashing
 
         self._make_room(len(ids))
         positions = np.empty(len(ids), np.int64)
         self._used = hashing.find_rows(positions, ids, self._ids, self._slots, self._used)
-        self._stamp += 1
-        if (repeat := hashing.first_repeat(positions, self._stamps, self._stamp)) >= 0:
-            raise UsageError(f"id {ids[repeat]} is there twice: reduce duplicates before they are filtered")
         return positions
 
     def read(self, ids: Array) -> Array:

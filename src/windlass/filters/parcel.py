@@ -32,12 +32,14 @@ class Form(StrEnum):
 
 @dataclass(frozen=True)
 class Target:
-    """The key that a chain is for. `width` is the length of a table's rows, None for a dense key."""
+    """The key that a chain is for. `width` is the length of a table's rows, None for a dense key; `size` is how many
+    elements a dense key has, if that is known: memory for them is then reserved at once."""
 
     name: str
     dtype: str = "float32"
     width: int | None = None
     reduce: str = "sum"
+    size: int = 0
 
     @property
     def is_table(self) -> bool:

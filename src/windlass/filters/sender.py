@@ -12,7 +12,7 @@ from windlass.filters.chain import Chain
 from windlass.filters.kkt import ALWAYS_SEND, KKT, slack_of
 from windlass.filters.lists import KnownLists, NamedIds, digest_of
 from windlass.filters.memory import DenseMemory, Kept, TableMemory
-from windlass.filters.parcel import Context, Parcel, Payload
+from windlass.filters.parcel import Context, NeedIds, Parcel, Payload
 from windlass.filters.selector import MAX_SEED
 from windlass.types import STORAGE, Array
 
@@ -47,10 +47,10 @@ class Sender:
         self._known = KnownLists()
         self._sizes = np.zeros(len(chain.filters) + 1, np.int64)
         target = chain.target
-        self._dense = DenseMemory(target.number)
+        self._dense = DenseMemory(target.number, size=target.size)
         self._table = TableMemory(target.width or 1, target.number)
         self._has_kkt = any(isinstance(each, KKT) for each in chain.filters)
-        self._dense_slack = DenseMemory(target.number, ALWAYS_SEND)
+        self._dense_slack = DenseMemory(target.number, ALWAYS_SEND, target.size)
         self._table_slack = TableMemory(target.width or 1, target.number, ALWAYS_SEND)
 
     def encode(self, values: Array, *, ids: Array | None = None, lo: int = 0, peer: int = 0) -> Payload:
@@ -63,15 +63,21 @@ class Sender:
         parcel.context = Context(seed=self._next_seed(), slack=self._slack(lo, rows, ids))
         payload = self._encode_keeping(parcel, lo) if self.chain.keeps_loss else self._encode(parcel, keep=False)
         self._sent += 1
-        if payload.digest is None or self._known.tell(peer, payload.digest):
+        if payload.digest is None or payload.ids is None or self._known.tell(peer, payload.digest, payload.ids.nbytes):
             return payload
+        return payload.in_full()
+
+    def resend(self, payload: Payload, need: NeedIds, *, peer: int = 0) -> Payload:
+        """The answer to NeedIds: the same payload in full. The peer is believed to keep less from now on."""
+        self._known.miss(peer, need.digest)
         return payload.in_full()
 
     def name_ids(self, ids: Array, *, peer: int = 0) -> NamedIds:
         """How a pull names its ids, so that the push that follows it need not send them: `IdLists.resolve` reads it.
         In full where the chain has no IdCache."""
         digest = digest_of(ids)
-        return NamedIds(digest, None if self.chain.has_id_cache and self._known.tell(peer, digest) else ids)
+        is_known = self.chain.has_id_cache and self._known.tell(peer, digest, ids.nbytes)
+        return NamedIds(digest, None if is_known else ids)
 
     def note_pulled(self, weights: Array, threshold: Any, *, ids: Array | None = None, lo: int = 0) -> None:
         """What a pull brought: weights, and the threshold (one, or one for each) up to which KKT need not send."""
@@ -81,7 +87,7 @@ class Sender:
         if ids is None:
             self._dense_slack.view(lo, lo + slack.size)[:] = slack
         else:
-            self._table_slack.rows[self._table_slack.find(ids)] = slack.reshape(len(ids), -1)
+            self._table_slack.write(ids, slack)
 
     def forget_peers(self) -> None:
         """The generation has changed: ids are sent in full again. What is under way is to be sent again `in_full`."""

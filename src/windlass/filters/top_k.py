@@ -36,13 +36,15 @@ class TopK(Selector):
         found = room[: selecting.not_below(room, sizes, np.uint32(max(1, bucket << BUCKET_BITS)))]
         if len(found) <= wanted:
             return found
-        # All above the bucket are in; of those in the bucket the largest, then the first.
+        # All above the bucket are in; of those in the bucket the largest, and of those that are equal the first.
         magnitudes = sizes[found] & np.uint32(0x7FFFFFFF)
-        inside = np.flatnonzero(magnitudes >> np.uint32(BUCKET_BITS) == bucket)
-        order = np.argsort(~magnitudes[inside], kind="stable")
-        is_out = np.zeros(len(found), np.bool_)
-        is_out[inside[order[wanted - above :]]] = True
-        return found[~is_out]
+        inside = magnitudes[magnitudes >> np.uint32(BUCKET_BITS) == bucket]
+        last = np.partition(inside, len(inside) - (wanted - above))[len(inside) - (wanted - above)]
+        is_in = magnitudes > last
+        equal = np.flatnonzero(magnitudes == last)
+        is_in[equal[: wanted - np.count_nonzero(is_in)]] = True
+        chosen: Array = found[is_in]
+        return chosen
 
     @staticmethod
     def _sizes(parcel: Parcel) -> Array:
