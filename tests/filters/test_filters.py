@@ -109,6 +109,27 @@ def test_kkt_sends_whatever_was_never_pulled():
     assert decoded.ids.tolist() == [2, 3]
 
 
+def test_kkt_sends_what_was_never_pulled_however_many_were():
+    ends = Ends([wf.KKT()], width=1)
+    for known in (10, 256, 1024):
+        ends.sender.note_pulled(np.zeros((known, 1), np.float32), 5.0, ids=np.arange(known, dtype=np.int64))
+        ids = np.array([0, -7, known - 1], np.int64)
+        assert ends.receiver.decode(ends.send(np.ones((3, 1), np.float32), ids=ids)).ids.tolist() == [-7]
+        ends.sender.take_residual()
+
+
+@pytest.mark.parametrize("width", [None, 2])
+def test_kkt_compares_the_rows_that_others_left_with_their_own_slack(width):
+    """Rows 2 and 3 are left by the first filter; only row 2 has a slack that keeps it back."""
+    ends = Ends([wf.SmallGradient(0.5), wf.KKT()], width=width)
+    shape = (4, width) if width else 4
+    slack = np.broadcast_to(np.array([0, 0, 9, 0.1]).reshape(4, *[1] * bool(width)), shape)
+    values = np.broadcast_to(np.array([0.1, 0.1, 1, 1]).reshape(4, *[1] * bool(width)), shape).astype(np.float32)
+    where = {"ids": np.array([3, 1, 2, 0], np.int64)} if width else {}
+    ends.sender.note_pulled(np.zeros(shape, np.float32), slack, **where)
+    assert np.flatnonzero(ends.deliver(values, **where).reshape(4, -1)[:, 0]).tolist() == [3]
+
+
 def test_kkt_without_feedback_forgets_what_it_did_not_send():
     ends = Ends([wf.KKT(feedback=False)])
     ends.sender.note_pulled(np.zeros(2, np.float32), 1.0)

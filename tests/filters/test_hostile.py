@@ -155,6 +155,27 @@ def test_positions_that_do_not_ascend_or_lie_outside_cannot_be_said(positions):
         ends.receiver.decode(payload, size=10)
 
 
+@pytest.mark.parametrize("count", [11, 2**40, 2**62])
+def test_no_memory_is_made_for_a_selection_of_more_rows_than_there_are(count):
+    ends = Ends([wf.TopK(0.5)])
+    for kind in ("bits", "gaps"):
+        header = [[kind, "uint8", count], ["values", "float32", 0]]
+        payload = wf.Payload({"rows": 10, "arrays": header, "filters": [{}]}, [b"ab", b""])
+        with pytest.raises(wl.PeerError, match=f"expected a selection of {count} of 10 rows as {kind}, got 2 bytes"):
+            ends.receiver.decode(payload, size=10)
+
+
+def test_rows_for_a_list_of_another_length_are_refused():
+    ends = Ends([wf.IdCache()], width=1)
+    ends.receiver.decode(ends.send(np.ones((5, 1), np.float32), ids=np.arange(5, dtype=np.int64)))
+    short = ends.send(np.ones((3, 1), np.float32), ids=np.arange(3, dtype=np.int64))
+    named = ends.send(np.ones((5, 1), np.float32), ids=np.arange(5, dtype=np.int64))
+    meta = {**short.meta, "digest": named.meta["digest"]}
+    del meta["ids"]
+    with pytest.raises(wl.PeerError, match="expected the values of 5 ids, got those of 3 rows"):
+        ends.receiver.decode(wf.Payload(meta, short.buffers[1:]))
+
+
 def test_rows_beyond_the_limit_are_refused():
     ends = Ends([wf.RandomSkip(0.5)], width=1)
     small = wf.Receiver(ends.chain, max_rows=10)

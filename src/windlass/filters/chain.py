@@ -53,8 +53,8 @@ class Chain:
         return f"<Chain {', '.join(map(str, self.filters))} for '{self.target.name}'>"
 
     def for_pull(self) -> Chain:
-        """What is done to the answers of pulls. It keeps no losses. Rows of a table are one stretch of numbers here: who
-        pulls them knows their ids."""
+        """What is done to the answers of pulls. It keeps no losses. Rows of a table are one stretch of numbers here:
+        whoever pulls them knows their ids."""
         made = [each.for_pull() for each in self.filters]
         return Chain([each for each in made if each is not None], replace(self.target, width=None))
 

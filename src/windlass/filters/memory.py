@@ -102,7 +102,8 @@ class TableMemory:
 
     def write(self, ids: Array, rows: Array) -> None:
         """Set the rows of these ids; of an id that is there twice, the last."""
-        self.rows[self._find(ids)] = rows.reshape(len(ids), self._width)
+        positions = self._find(ids)  # first: it may replace self.rows
+        self.rows[positions] = rows.reshape(len(ids), self._width)
 
     def find(self, ids: Array) -> Array:
         """Where in `rows` each id is, until the next call; new ones are made. UsageError if an id is there twice."""
