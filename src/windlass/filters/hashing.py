@@ -1,6 +1,7 @@
 """The hot loops on ids: finding what is kept for one, and a digest of a list.
 
-Open addressing with linear probing. `slots` holds the row of the id that hashed there, or -1; ids are in the rows.
+Open addressing with linear probing. A *slot* is an id and its row, side by side so that both are in one line of the
+cache; the row is -1 where the slot is free.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from windlass.types import Array
 
 @jit
 def find_rows(out: Array, ids: Array, row_ids: Array, slots: Array, used: int) -> int:
-    """The row of every id; a new id takes the next row. How many rows are used then. The tables have room: rows for all
-    ids, and twice as many slots (a power of two)."""
-    mask = slots.size - 1
+    """The row of every id; a new id takes the next row, and is noted in `row_ids`. How many rows are used then. There
+    is room: rows for all ids, and twice as many slots (a power of two)."""
+    mask = len(slots) - 1
     for i in range(ids.size):
         at = np.int64(mix(ids[i]) & np.uint64(mask))
-        while slots[at] >= 0 and row_ids[slots[at]] != ids[i]:
+        while slots[at, 1] >= 0 and slots[at, 0] != ids[i]:
             at = (at + 1) & mask
-        if slots[at] < 0:
-            slots[at] = used
+        if slots[at, 1] < 0:
+            slots[at, 0], slots[at, 1] = ids[i], used
             row_ids[used] = ids[i]
             used += 1
-        out[i] = slots[at]
+        out[i] = slots[at, 1]
     return used
 
 
 @jit
-def look_up(out: Array, ids: Array, row_ids: Array, slots: Array) -> None:
+def look_up(out: Array, ids: Array, slots: Array) -> None:
     """The row of every id, or -1."""
-    mask = slots.size - 1
+    mask = len(slots) - 1
     for i in range(ids.size):
         at = np.int64(mix(ids[i]) & np.uint64(mask))
-        while slots[at] >= 0 and row_ids[slots[at]] != ids[i]:
+        while slots[at, 1] >= 0 and slots[at, 0] != ids[i]:
             at = (at + 1) & mask
-        out[i] = slots[at]
+        out[i] = slots[at, 1]
 
 
 @jit

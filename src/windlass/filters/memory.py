@@ -118,20 +118,25 @@ class TableMemory:
     def _find(self, ids: Array) -> Array:
         from windlass.filters import hashing
 
-        self._make_room(len(ids))
+        self._make_room(ids)
         positions = np.empty(len(ids), np.int64)
         self._used = hashing.find_rows(positions, ids, self._ids, self._slots, self._used)
         return positions
 
     def read(self, ids: Array) -> Array:
         """The rows of these ids, flat; `fill` for an id without one, which is not made."""
-        from windlass.filters import hashing
-
-        positions = np.empty(len(ids), np.int64)
-        hashing.look_up(positions, ids, self._ids, self._slots)
+        positions = self._look_up(ids)
         rows = self.rows[positions]
         rows[positions < 0] = self._fill
         return rows.reshape(-1)
+
+    def _look_up(self, ids: Array) -> Array:
+        """Where each id is, or -1."""
+        from windlass.filters import hashing
+
+        positions = np.empty(len(ids), np.int64)
+        hashing.look_up(positions, ids, self._slots)
+        return positions
 
     def norm(self) -> float:
         return _norm(self.rows[: self._used].reshape(-1))
@@ -153,23 +158,26 @@ class TableMemory:
         self.rows: Array = np.full((_FIRST_ROWS, self._width), self._fill, self._number)
         self._ids: Array = np.zeros(_FIRST_ROWS, np.int64)
         self._stamps: Array = np.zeros(_FIRST_ROWS, np.int64)
-        self._slots: Array = np.full(2 * _FIRST_ROWS, -1, np.int64)
+        self._slots: Array = np.full((2 * _FIRST_ROWS, 2), -1, np.int64)
 
-    def _make_room(self, more: int) -> None:
-        """For so many ids that may all be new: without the rows that are `fill`, if half of them are; else larger."""
+    def _make_room(self, wanted: Array) -> None:
+        """For the new ones of these ids. Where it is short, rows that are `fill` go, and at least a quarter of the rows
+        are free afterwards: it is not done for every push."""
         from windlass.filters import hashing
 
-        wanted = self._used + more
-        if wanted <= len(self.rows):
+        if self._used + len(wanted) <= len(self.rows):
+            return
+        more = int(np.count_nonzero(self._look_up(wanted) < 0))
+        if self._used + more <= len(self.rows):
             return
         is_full = (self.rows[: self._used] != self._fill).any(axis=1)
         rows, ids = self.rows[: self._used][is_full], self._ids[: self._used][is_full]
-        size = max(_FIRST_ROWS, 1 << (2 * (len(ids) + more) - 1).bit_length() - 1)
-        size = size if size >= len(ids) + more else 2 * size
+        # All of the wanted, because those that have an empty row now lose it.
+        size = 1 << ((len(ids) + len(wanted)) * 4 // 3).bit_length()
         self.rows = np.full((size, self._width), self._fill, self._number)
         self.rows[: len(rows)] = rows
         self._ids, self._stamps = np.zeros(size, np.int64), np.zeros(size, np.int64)
-        self._slots, self._stamp = np.full(2 * size, -1, np.int64), 0
+        self._slots, self._stamp = np.full((2 * size, 2), -1, np.int64), 0
         self._used = hashing.find_rows(np.empty(len(ids), np.int64), ids, self._ids, self._slots, 0)
 
 
