@@ -26,6 +26,15 @@ def test_a_list_is_sent_once_and_named_from_then_on():
     assert sizes == [40 + 40, 40, 40]
 
 
+def test_ids_and_rows_need_not_lie_side_by_side():
+    ends = Ends([wf.IdCache(), wf.Cast()], width=2)
+    wide = np.repeat(IDS, 2)[::2]
+    payload = ends.send(np.asfortranarray(ROWS), ids=wide)
+    decoded = ends.receiver.decode(payload)
+    assert np.array_equal(decoded.ids, IDS)
+    assert np.array_equal(decoded.values, ROWS)
+
+
 def test_the_order_of_a_list_belongs_to_it():
     ends = Ends([wf.IdCache()], width=2)
     for ids in (IDS, IDS[::-1].copy(), IDS[:4], IDS):

@@ -184,8 +184,8 @@ class NeedIds:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a payload said. `values` has a row for each of `ids`; for a dense key it is the whole range, 0 where nothing
-    was sent."""
+    """What a payload said. `values` has a row for each of `ids`, which may be a list that the server keeps: not to be
+    written to. For a dense key it is the whole range, 0 where nothing was sent."""
 
     values: Array
     ids: Array | None = None

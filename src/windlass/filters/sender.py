@@ -59,6 +59,7 @@ class Sender:
 
         Where the chain keeps losses an infinite or NaN value, and an id that is there twice, is a UsageError."""
         numbers, rows = self._check(values, ids)
+        ids = None if ids is None else np.ascontiguousarray(ids)
         parcel = Parcel(rows, numbers, self.chain.target.width or 1, self.chain.number, ids=ids)
         parcel.context = Context(seed=self._next_seed(), slack=self._slack(lo, rows, ids))
         payload = self._encode_keeping(parcel, lo) if self.chain.keeps_loss else self._encode(parcel, keep=False)
@@ -75,6 +76,7 @@ class Sender:
     def name_ids(self, ids: Array, *, peer: int = 0) -> NamedIds:
         """How a pull names its ids, so that the push that follows it need not send them: `IdLists.resolve` reads it.
         In full where the chain has no IdCache."""
+        ids = np.ascontiguousarray(ids)
         digest = digest_of(ids)
         is_known = self.chain.has_id_cache and self._known.tell(peer, digest, ids.nbytes)
         return NamedIds(digest, None if is_known else ids)
