@@ -17,6 +17,7 @@ ALLOWED = {
     "store": LOW,
     "collectives": LOW | {"store"},
     "consistency": LOW,
+    "filters": LOW | {"store"},
     "_wire": LOW,
     "_ledger": {"types"},
     "_transport": LOW | {"_wire", "_ledger"},

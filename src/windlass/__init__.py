@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from windlass import filters as filters
 from windlass.chaos.api import Chaos
 from windlass.collectives import Group, allreduce, allreduce_many
 from windlass.engines._run import LostWorker
