@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from windlass._wire.effects import Received
 from windlass._wire.messages import Drain
 from windlass.testing.network import Pair
-from windlass.types import MANAGER, Incarnation, Role
+from windlass.testing.walls import cut, raise_wall
+from windlass.types import MANAGER, Chain, Incarnation, Role
 
 if TYPE_CHECKING:
     from windlass.testing.world import Limits, World
@@ -25,7 +26,7 @@ def draw_faults(rng: random.Random, limits: Limits) -> list[str]:
         "break": limits.breaks, "drop": limits.drops, "copy": limits.copies, "slow": limits.slows,
         "partition": limits.partitions, "crash": limits.departures, "zombie": limits.zombies, "join": limits.joins,
         "server": limits.crashes, "depose": limits.deposed, "add": limits.additions, "drain": limits.drains,
-        "manager": limits.restarts,
+        "manager": limits.restarts, "cut": limits.cuts,
     }  # fmt: skip
     faults = [kind for kind, most in allowed.items() if most for _ in range(rng.randint(0, most))]
     rng.shuffle(faults)
@@ -127,8 +128,24 @@ def _partition(world: World) -> bool:
         some = set(rng.sample(nodes, rng.randint(1, len(nodes) - 1)))
     world.tell(f"*** {', '.join(world.name(me) for me in sorted(some))} cannot reach the others")
     others = [me for me in nodes if me not in some]
-    world.raise_wall(some, others)
+    raise_wall(world, some, others)
     net.shots.partitions += 1
+    return True
+
+
+def _cut(world: World) -> bool:
+    """Two servers cannot reach each other; the manager reaches both. Neighbours of a chain, mostly."""
+    rng, net = world.rng, world.net
+    there = [me for me in world.servers if net.is_open(me, MANAGER) and me not in world.deposed]
+    pairs = [(one, other) for one in there for other in there if one < other and net.is_open(one, other)]
+    if not pairs or world.walls:
+        return False
+    chained = [pair for pair in pairs if any(set(pair) <= set(chain) for chain in _chains(world))]
+    one, other = rng.choice(chained if chained and rng.random() < 0.7 else pairs)
+    is_silent = rng.random() < 0.3
+    how = ", and nobody is told" if is_silent else ""
+    world.tell(f"*** {world.name(one)} and {world.name(other)} cannot reach each other{how}")
+    cut(world, one, other, is_silent=is_silent)
     return True
 
 
@@ -179,12 +196,15 @@ def _drain_server(world: World) -> bool:
     return True
 
 
+def _chains(world: World) -> list[Chain]:
+    """Those of all shards, now, or in a moment."""
+    return [chain for key in world.manager.chart.keys.values() for chain in (*key.chains, *key.targets.values())]
+
+
 def may_lose(world: World) -> list[Incarnation]:
     """Servers that may go now: none that is the last of a chain, and at one time no more than there are replicas."""
     there = [me for me in world.servers if me not in world.net.dead | world.deposed | world.leaving]
-    keys = world.manager.chart.keys.values()
-    held = [chain for key in keys for chain in (*key.chains, *key.targets.values())]  # now, or in a moment
-    chains = [tuple(me for me in chain if me in there) for chain in held]
+    chains = [tuple(me for me in chain if me in there) for chain in _chains(world)]
     unnoticed = [me for me in world.servers if me in world.net.dead | world.deposed and me in world.manager.nodes]
     if len(there) < 2 or not chains or len(unnoticed) >= world.manager.config.replicas:
         return []
@@ -253,6 +273,7 @@ FAULTS: dict[str, Callable[[World], bool]] = {
     "copy": _copy,
     "slow": _slow,
     "partition": _partition,
+    "cut": _cut,
     "crash": lambda world: _depart(world, "crash"),
     "zombie": lambda world: _depart(world, "zombie"),
     "join": join,

@@ -83,6 +83,9 @@ class Shots:
     drops: int = 0
     slows: int = 0
     partitions: int = 0
+    cuts: int = 0
+    rechains: int = 0  # generations that let chains keep off a cut
+    detours: int = 0  # words of rounds that went around one
     departures: int = 0
     zombies: int = 0
     joins: int = 0
@@ -123,6 +126,7 @@ class Network:
     parted: set[Incarnation] = field(default_factory=set)  # who cannot reach the manager now
     walls: set[Pair] = field(default_factory=set)  # who cannot dial whom now
     hanging: list[Pair] = field(default_factory=list)  # dials over a wall that have not failed
+    muted: set[int] = field(default_factory=set)  # boxes, by id, from which nothing comes before a wall is gone
 
     # --- boxes --------------------------------------------------------------------------------------------------------
 
@@ -288,9 +292,17 @@ class Network:
         self.walls |= stones
         return stones
 
+    def mute(self, one: Incarnation, other: Incarnation) -> set[Pair]:
+        """The same between two, but nobody is told: links stay open, and what is sent comes when the wall is gone."""
+        stones = {(one, other), (other, one)}
+        self.muted |= {id(self._link(*pair)) for pair in stones}
+        self.walls |= stones
+        return stones
+
     def heal(self, stones: set[Pair]) -> None:
         """Take the wall down: dials that hang get through now."""
         self.walls -= stones
+        self.muted -= {id(self._link(*pair)) for pair in stones}
         hanging, self.hanging = self.hanging, []
         for pair in hanging:
             if pair in self.walls:
