@@ -79,7 +79,7 @@ class Chart:
         self.generation = Generation(0, 0)  # the one that will be published next
         self._shards_per_server = shards_per_server
         self._is_uneven = False  # a server has come: look whether shards should move to it
-        self.doubted: Collection[Pair] = ()  # links between servers that new chains keep off
+        self.doubted: set[Pair] = set()  # links between servers that new chains keep off
         self.has_changed = False  # since chains were last looked at for links that are cut
 
     # --- keys -------------------------------------------------------------------------------------------------------

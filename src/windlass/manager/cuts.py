@@ -21,6 +21,8 @@ CONFIRMATIONS = 2
 """How many more times somebody must be named, each after it was heard of itself, before that is believed."""
 FIRST_PAUSE_LEASES = 2.0
 LONGEST_PAUSE_LEASES = 64.0
+FORGOTTEN_LEASES = 2 * LONGEST_PAUSE_LEASES
+"""For how long a link must have been whole until nothing is held against it any more."""
 
 
 def pair(one: Incarnation, other: Incarnation) -> Pair:
@@ -104,7 +106,7 @@ class Cuts:
                 scar.whole_at = None
             elif scar.whole_at is None:
                 scar.whole_at = now
-            elif now - scar.whole_at >= LONGEST_PAUSE_LEASES * self._lease_seconds:
+            elif now - scar.whole_at >= FORGOTTEN_LEASES * self._lease_seconds:
                 del self._scars[which]
             elif now - scar.whole_at >= scar.pause_seconds:
                 scar.is_trusted = True

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from windlass.manager.chart import Parting
+from windlass.manager.cuts import Pair
 from windlass.types import Incarnation, KeyId, KeySpec, Node, Role
 
 
@@ -51,10 +52,14 @@ def difference(known: KeySpec, new: KeySpec) -> str:
     return "; ".join(parts)
 
 
+def describe_again(link: Pair, name: Callable[[Incarnation], str]) -> str:
+    return f"{' and '.join(sorted(map(name, link)))} reach each other again: chains may go over that link"
+
+
 def describe_parting(parting: Parting, name: Callable[[Incarnation], str]) -> str:
     """Why chains have changed, and who goes on without whom."""
-    links = ", ".join(f"{name(one)} and {name(other)}" for one, other in sorted(parting.costly))
-    without = ", ".join(f"{count} without {name(server)}" for server, count in sorted(parting.out.items()))
+    links = ", ".join(sorted(" and ".join(sorted(map(name, link))) for link in parting.costly))
+    without = ", ".join(sorted(f"{count} without {name(server)}" for server, count in parting.out.items()))
     going = f"shards go on: {without}" if without else "what was to go over that link goes elsewhere"
     if not links:
         return "a shard was on its way to a chain over a link that is cut"

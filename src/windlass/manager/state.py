@@ -23,7 +23,7 @@ from windlass._wire.effects import Effect, Event, Hangup, LinkDown, Log, Persist
 from windlass.errors import UsageError
 from windlass.manager.chart import Chart, Charted, Steps, latest
 from windlass.manager.cuts import Cuts
-from windlass.manager.describing import describe_key, describe_nodes, describe_parting, difference
+from windlass.manager.describing import describe_again, describe_key, describe_nodes, describe_parting, difference
 from windlass.manager.placement import SHARDS_PER_SERVER
 from windlass.manager.records import Checkpointed, Image, KeyDropped, KeyPlaced, NewKey, Published
 from windlass.manager.recovery import Recovery
@@ -359,13 +359,15 @@ class ManagerState:
             return []
         is_news = self._cuts.hear(peer, beat.unreachable, self._now)
         certain = self._cuts.certain if is_news or self.chart.has_changed else set()
-        self.chart.doubted = self._cuts.doubted
+        before, self.chart.doubted = self.chart.doubted, self._cuts.doubted
+        healed = sorted(link for link in before - self.chart.doubted if {*link} <= {*self.chart.servers})
+        told: list[Effect] = [Log("info", describe_again(link, self._name)) for link in healed]
         parting = self.chart.part(certain) if certain else None
         if parting is None or not parting.moves:
-            return self._replan() if is_news else []
+            return told + (self._replan() if is_news else [])
         self._cuts.scar(parting.costly)
-        text = describe_parting(parting, self._name)
-        return [Log("warning", text), *self._take(Steps(parting.moves), text)]
+        told.append(Log("warning", describe_parting(parting, self._name)))
+        return told + self._take(Steps(parting.moves), "chains keep off a link that is cut")
 
     def _take(self, steps: Steps, reason: str, dead: tuple[Incarnation, ...] = ()) -> list[Effect]:
         """Publish these steps, and begin the next ones."""

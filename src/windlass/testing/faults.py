@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from windlass._wire.effects import Received
@@ -137,8 +138,9 @@ def _cut(world: World) -> bool:
     """Two servers cannot reach each other; the manager reaches both. Neighbours of a chain, mostly."""
     rng, net = world.rng, world.net
     there = [me for me in world.servers if net.is_open(me, MANAGER) and me not in world.deposed]
-    pairs = [(one, other) for one in there for other in there if one < other and net.is_open(one, other)]
-    if not pairs or world.walls:
+    pairs = [(one, other) for one, other in combinations(sorted(there), 2) if net.is_open(one, other)]
+    pairs = [pair for pair in pairs if pair not in net.walls]
+    if not pairs or any(not wall.is_cut for wall in world.walls):
         return False
     chained = [pair for pair in pairs if any(set(pair) <= set(chain) for chain in _chains(world))]
     one, other = rng.choice(chained if chained and rng.random() < 0.7 else pairs)
