@@ -87,7 +87,8 @@ def test_a_server_without_a_link_is_named_after_a_lease_and_not_before() -> None
     (warning,) = [one.text for one in effects if isinstance(one, Log)]
     assert warning.startswith("has not reached server-0 for 2.0 s, though both are members")
     rig.do(LinkUp(KEEPER))
-    assert _named(rig.pass_time(LEASE / 8)) == ()
+    assert _named(rig.pass_time(LEASE / 4, KEEPER)) == (KEEPER,)  # a link through which nothing comes is none
+    assert _named(rig.pass_time(LEASE / 4)) == ()
 
 
 def test_one_that_does_not_answer_on_an_open_link_is_named_too() -> None:

@@ -32,6 +32,7 @@ class Pulse:
         self._asked: set[Incarnation] = set()  # who has not answered since we asked
         self._missed: dict[Incarnation, tuple[float, int]] = {}  # since when, and in how many looks in a row
         self._out: set[Incarnation] = set()
+        self._relinked: set[Incarnation] = set()  # those of them to whom there is a link, of which nothing is known yet
         self._reached_by_detour: set[Incarnation] = set()  # who speaks to us through the manager
 
     # --- leases -----------------------------------------------------------------------------------------------------
@@ -73,24 +74,30 @@ class Pulse:
         told = m.Beat(sent=now, term=term, number=number, unreachable=tuple(sorted(self._out)))
         return [Send(MANAGER, told), *(Send(server, beat) for server in sorted(asked))]
 
-    def confirm(self, peer: Incarnation, sent: float) -> None:
-        """It has answered what was sent then."""
+    def confirm(self, peer: Incarnation, sent: float) -> bool:
+        """It has answered what was sent then. Whether it was out of reach before."""
         self._confirmed[peer] = max(sent, self._confirmed.get(peer, 0.0))
-        self.reach(peer)
+        self._asked.discard(peer)
+        return peer in self._missed and self._reach(peer)
 
     # --- who is out of reach ----------------------------------------------------------------------------------------
 
-    def reach(self, peer: Incarnation) -> None:
-        """What we say gets through to it: it has answered something."""
-        self._asked.discard(peer)
-        if peer in self._missed:
+    def _reach(self, peer: Incarnation) -> bool:
+        was_out = peer in self._out
+        self._missed.pop(peer, None)
+        self._out.discard(peer)
+        self._count_detours()
+        return was_out
+
+    def hear_of(self, peer: Incarnation) -> None:
+        """It has taken what was sent down a chain: an answer to a beat is behind that, and may be late."""
+        if peer in self._missed and peer not in self._out:
             del self._missed[peer]
-            self._out.discard(peer)
-            self._count_detours()
 
     def link_up(self, peer: Incarnation) -> None:
+        """There is a link again. Whether anything gets through it is seen when a beat is answered."""
         self._reached_by_detour.discard(peer)
-        self.reach(peer)
+        self._relinked.add(peer)
         self._count_detours()
 
     def hear_directly(self, peer: Incarnation) -> None:
@@ -109,11 +116,12 @@ class Pulse:
         others = {who for who, node in nodes.items() if node.role is Role.SERVER}
         effects: list[Effect] = []
         for who in [who for who in self._missed if who not in others]:
-            self.reach(who)
+            self._reach(who)
         self._reached_by_detour &= others
+        self._relinked.clear()
         for who in sorted(others):
             if who in linked and who not in self._asked:
-                self.reach(who)
+                self._reach(who)
                 continue
             since, misses = self._missed.get(who, (now, 0))
             self._missed[who] = (since, misses + 1)
@@ -124,7 +132,7 @@ class Pulse:
         return effects
 
     def _count_detours(self) -> None:
-        self.detours = self._out | self._reached_by_detour
+        self.detours = (self._out - self._relinked) | self._reached_by_detour
 
     def explain(self, nodes: Mapping[Incarnation, Node], now: float) -> str:
         """Whom we miss, for somebody who waits; empty if nobody."""

@@ -340,7 +340,7 @@ class ServerState:
                 return [Send(event.peer, m.Release(pins=message.pins))]
             return [Recycle(event.data)]
         if isinstance(message, m.Replicated):
-            self._pulse.reach(event.peer)
+            self._pulse.hear_of(event.peer)
             told = shard.log.on_replicated(event.peer, message, self._may_answer(shard.log.successor))
             return told + shard.settle() + shard.report_recruit()
         effects, whole = shard.log.take(event.peer, message, event.data, is_shared=event.is_shared)
@@ -365,8 +365,7 @@ class ServerState:
             if node is None or node.role is not Role.SERVER:
                 return []  # it is out, and should not think otherwise
             return [self._pulse.answer(peer, beat, self._now)]
-        self._pulse.confirm(peer, beat.sent)
-        effects: list[Effect] = []
+        effects = self._say_again(peer) if self._pulse.confirm(peer, beat.sent) else []
         for shard in self._shards():
             if shard.log.is_head and shard.log.successor == peer:
                 effects += shard.log.flush(self._may_answer(peer)) + shard.settle()
@@ -394,11 +393,13 @@ class ServerState:
 
     def _look_around(self) -> list[Effect]:
         """Who is out of reach is told again, through the manager, of the ends of rounds that it may have missed."""
+        before = self._pulse.detours
         effects = self._pulse.look(self._now, self.nodes, self._linked | {self.me})
-        for peer in sorted(self._pulse.detours):
-            for shard in self._shards():
-                effects += self._told(shard, shard.on_server_back(peer))
-        return effects
+        return effects + [one for peer in sorted(before | self._pulse.detours) for one in self._say_again(peer)]
+
+    def _say_again(self, peer: Incarnation) -> list[Effect]:
+        """What another server may have missed of rounds."""
+        return [one for shard in self._shards() for one in self._told(shard, shard.on_server_back(peer))]
 
     def _confirm(self, shard: AnyShard) -> list[Effect]:
         """Ask whoever comes after us now whether it follows: until it has said so we may not answer anyone, and the
