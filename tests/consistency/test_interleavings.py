@@ -102,8 +102,8 @@ def test_servers_that_cannot_reach_each_other_stop_nobody_though_the_manager_rea
     """The cuts stay until nobody waits, or long after everybody should have found a way around them."""
     limits = replace(CALM, servers=(2, 4), replicas=(0, 2), cuts=4, joins=1, readers=1, hurry=(0.03,))
     shots = _explore(crew, range(250), limits)
-    assert shots.cuts > 350
-    assert shots.rechains > 250
+    assert shots.cuts > 300
+    assert shots.rechains > 90
     assert shots.detours > 250
 
 
@@ -114,9 +114,9 @@ def test_servers_that_cannot_reach_each_other_lose_nothing_whatever_else_happens
     )  # fmt: skip
     shots = _explore(crew, range(300), limits)
     assert shots.cuts > 200
-    assert shots.rechains > 100
-    assert shots.crashes > 40
-    assert shots.restarts > 60
+    assert shots.rechains > 80
+    assert shots.crashes > 60
+    assert shots.restarts > 80
 
 
 def test_replies_sent_from_where_they_lie_are_not_overwritten_before_they_are_read(crew: Crew) -> None:

@@ -31,6 +31,7 @@ def test_chains_keep_off_a_link_that_is_cut_and_are_whole_again_on_other_servers
         hand.wait_until(lambda: not _has_link(hand.chains(), "server-0", "server-1"), "no chain goes over the cut")
         hand.await_whole(2)  # server-2 reaches both
         hand.await_version("sequential-1", 28)  # rounds go on, though their keeper cannot reach all heads
+        assert hand.cluster.store().status()["cuts"] == [["server-0", "server-1"]]
 
     with cluster(transport, chaos=True, lease_seconds=LEASE_SECONDS) as there:
         report = play(there, 1, plan)

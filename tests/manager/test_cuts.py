@@ -21,11 +21,16 @@ A, B, C = Incarnation(1), Incarnation(2), Incarnation(3)
 LINK = pair(A, B)
 
 
+def hear(cuts: Cuts, who: Incarnation, unreachable: tuple[Incarnation, ...], now: float, late: float = 0.0) -> bool:
+    """Its beat, that was `late` by so much."""
+    return cuts.hear(who, m.Beat(sent=0.0, unreachable=unreachable, echo=now - late), now)
+
+
 def believe(cuts: Cuts, now: float = 0.0) -> None:
     """A names B until that is believed."""
     for _ in range(3):
-        cuts.hear(A, (B,), now)
-        cuts.hear(B, (), now)
+        hear(cuts, A, (B,), now)
+        hear(cuts, B, (), now)
     assert cuts.certain == {LINK}
 
 
@@ -34,7 +39,7 @@ def believe(cuts: Cuts, now: float = 0.0) -> None:
 
 def test_a_word_is_believed_when_it_is_repeated_and_the_other_was_heard_in_between() -> None:
     cuts = Cuts(LEASE)
-    assert cuts.hear(A, (B,), 0.0)
+    assert hear(cuts, A, (B,), 0.0)
     assert (cuts.certain, cuts.doubted) == (set(), {LINK})
     believe(cuts)
 
@@ -42,23 +47,37 @@ def test_a_word_is_believed_when_it_is_repeated_and_the_other_was_heard_in_betwe
 def test_nobody_is_blamed_for_not_answering_somebody_who_is_silent_to_all() -> None:
     """A server that is stopped, or compiles, answers nobody; the manager has its own lease for that."""
     cuts = Cuts(LEASE)
-    cuts.hear(B, (), 0.0)
+    hear(cuts, B, (), 0.0)
     for _ in range(50):
-        cuts.hear(A, (B,), 0.0)
+        hear(cuts, A, (B,), 0.0)
     assert cuts.certain == set()
-    cuts.hear(B, (), 0.0)  # it wakes up, and answers A
-    cuts.hear(A, (), 0.0)
+    hear(cuts, B, (), 0.0)  # it wakes up, and answers A
+    hear(cuts, A, (), 0.0)
     assert (cuts.certain, cuts.doubted) == (set(), set())
+
+
+def test_what_was_long_under_way_proves_nothing() -> None:
+    """The manager was stopped, and finds the last beats of a server that has died meanwhile, and the complaints of the
+    others. If it took that one for cut off, it might choose the dead over the living."""
+    cuts = Cuts(LEASE)
+    for _ in range(10):
+        hear(cuts, A, (B,), 10.0, late=0.1)
+        hear(cuts, B, (), 10.0, late=0.6 * LEASE)
+    assert cuts.certain == set()
+    for _ in range(10):
+        hear(cuts, A, (B,), 10.0, late=0.6 * LEASE)
+        hear(cuts, B, (), 10.0, late=0.1)
+    assert cuts.certain == set()
 
 
 def test_a_link_that_has_cost_a_place_is_not_trusted_before_it_was_whole_for_some_time() -> None:
     cuts = Cuts(LEASE)
     believe(cuts)
     cuts.scar([LINK])
-    cuts.hear(A, (), 1.0)
+    hear(cuts, A, (), 1.0)
     assert (cuts.certain, cuts.doubted) == (set(), {LINK})
-    assert not cuts.hear(A, (), 1.0 + 0.9 * FIRST_PAUSE_LEASES * LEASE)
-    assert cuts.hear(B, (), 1.0 + FIRST_PAUSE_LEASES * LEASE)  # anybody's beat will do: time has passed
+    assert not hear(cuts, A, (), 1.0 + 0.9 * FIRST_PAUSE_LEASES * LEASE)
+    assert hear(cuts, B, (), 1.0 + FIRST_PAUSE_LEASES * LEASE)  # anybody's beat will do: time has passed
     assert cuts.doubted == set()
 
 
@@ -68,7 +87,7 @@ def test_a_link_that_comes_and_goes_changes_chains_less_and_less_often(whole_lea
     for beat in range(8 * 1000):  # a thousand leases: it is whole for some, and cut for two, and so on
         is_cut = beat // 8 % (whole_leases + 2) >= whole_leases
         for who, other in ((A, B), (B, A)):
-            cuts.hear(who, (other,) if is_cut else (), beat * LEASE / 8)
+            hear(cuts, who, (other,) if is_cut else (), beat * LEASE / 8)
         if is_used and LINK in cuts.certain:
             num_changes, is_used = num_changes + 1, False
             cuts.scar(cuts.certain)
@@ -81,11 +100,11 @@ def test_each_cut_of_the_same_link_is_remembered_for_twice_as_long() -> None:
     for _ in range(7):
         believe(cuts, now)
         cuts.scar([LINK])
-        cuts.hear(A, (), now)
+        hear(cuts, A, (), now)
         began = now
         while cuts.doubted:
             now += LEASE / 4
-            cuts.hear(A, (), now)
+            hear(cuts, A, (), now)
         pauses.append((now - began) / LEASE)
     assert pauses == [2, 4, 8, 16, 32, 64, 64]
 
@@ -174,7 +193,7 @@ def _report(manager: ManagerState, times: int = 3) -> list[Any]:
     for _ in range(times):
         for who, unreachable in ((A, (B,)), (B, (A,)), (C, ())):
             if who in manager.nodes:
-                effects += manager.handle(Received(who, m.Beat(sent=0.0, unreachable=unreachable)), 0.0)
+                effects += manager.handle(Received(who, m.Beat(sent=0.0, unreachable=unreachable, echo=0.0)), 0.0)
     return effects
 
 
@@ -200,8 +219,8 @@ def test_a_learner_that_its_teacher_cannot_reach_is_not_waited_for() -> None:
     (charted,) = manager.chart.keys.values()
     _report(manager)
     for _ in range(3):
-        manager.handle(Received(C, m.Beat(sent=0.0, unreachable=(A,))), 0.0)
-        manager.handle(Received(A, m.Beat(sent=0.0, unreachable=(B,))), 0.0)
+        manager.handle(Received(C, m.Beat(sent=0.0, unreachable=(A,), echo=0.0)), 0.0)
+        manager.handle(Received(A, m.Beat(sent=0.0, unreachable=(B,), echo=0.0)), 0.0)
     assert (charted.chains, charted.learners) == ([(A,)], {})
 
 

@@ -435,13 +435,15 @@ class Drain(Message, frozen=True):
 
 class Beat(Message, frozen=True):
     """Server to server, and to the manager: I am here, and know of this generation. `sent` is the sender's clock, and
-    comes back in the answer. `unreachable`, to the manager: members that I have not been able to reach for a lease."""
+    comes back in the answer. To the manager: members that I have not been able to reach for a lease, and `echo`: its
+    clock when it last answered me."""
 
     sent: float
     is_answer: bool = False
     term: int = 0
     number: int = 0
     unreachable: tuple[Incarnation, ...] = ()
+    echo: float = -1.0
 
 
 class PassOn(Message, frozen=True):

@@ -2,7 +2,9 @@
 
 A server names in its beats whom it has not been able to reach for a lease. One such word is not enough: whoever is
 stopped, or busy, answers nobody, and that is not the link's fault. A cut is *certain* when the one has said so again,
-while the other was heard of in between. Chains do not go over it from then on.
+while the other was heard of in between. Chains do not go over it from then on. What was long under way proves nothing:
+a beat counts only if its sender has lately heard from this manager. So whoever has died is not taken for cut off, and
+never chosen over somebody who lives.
 
 A link that comes and goes must not make chains come and go with it. After a cut that has cost a member its place the
 link is not trusted until it has been whole for a while, and for twice as long each time.
@@ -13,12 +15,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from windlass._wire.messages import Beat
 from windlass.types import Chain, Incarnation
 
 Pair = tuple[Incarnation, Incarnation]
 
 CONFIRMATIONS = 2
 """How many more times somebody must be named, each after it was heard of itself, before that is believed."""
+FRESH_LEASES = 0.5
+"""How long ago the sender of a beat may have heard from the manager."""
 FIRST_PAUSE_LEASES = 2.0
 LONGEST_PAUSE_LEASES = 64.0
 FORGOTTEN_LEASES = 2 * LONGEST_PAUSE_LEASES
@@ -70,24 +75,27 @@ class Cuts:
         self._beats: dict[Incarnation, int] = {}
         self._scars: dict[Pair, _Scar] = {}
 
-    def hear(self, peer: Incarnation, unreachable: Collection[Incarnation], now: float) -> bool:
+    def hear(self, peer: Incarnation, beat: Beat, now: float) -> bool:
         """A server's beat. Whether anything is other than before."""
-        self._beats[peer] = self._beats.get(peer, 0) + 1
+        is_fresh = 0.0 <= now - beat.echo <= FRESH_LEASES * self._lease_seconds
+        self._beats[peer] = self._beats.get(peer, 0) + is_fresh
         words = self._words.get(peer, {})
-        if not unreachable and not words and not self._scars:
+        if not beat.unreachable and not words and not self._scars:
             return False
         before = self.certain, self.doubted
-        self._words[peer] = {who: self._weigh(words.get(who), who) for who in unreachable if who != peer}
+        self._words[peer] = {
+            who: self._weigh(words.get(who), who, is_fresh) for who in beat.unreachable if who != peer
+        }
         if not self._words[peer]:
             del self._words[peer]
         self._heal(now)
         return before != (self.certain, self.doubted)
 
-    def _weigh(self, word: _Word | None, who: Incarnation) -> _Word:
+    def _weigh(self, word: _Word | None, who: Incarnation, is_fresh: bool) -> _Word:
         heard = self._beats.get(who, 0)
         if word is None:
             return _Word(0, heard)
-        return _Word(word.confirmed + 1, heard) if heard > word.heard else word
+        return _Word(word.confirmed + 1, heard) if is_fresh and heard > word.heard else word
 
     def lose(self, server: Incarnation) -> None:
         """It is gone, and so is what it said and what was said of it."""

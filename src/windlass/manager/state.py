@@ -139,7 +139,7 @@ class ManagerState:
             case m.Drain():
                 return self._on_drain(peer, message)
             case m.Beat():
-                return [Send(peer, m.Beat(sent=message.sent, is_answer=True)), *self._look_at_cuts(peer, message)]
+                return [self._answer_beat(peer, message), *self._look_at_cuts(peer, message)]
             case m.PassOn(peer=other, message=told):
                 is_known = {peer, other} <= {*self.chart.servers}
                 return [Send(other, m.PassOn(peer=peer, message=told))] if is_known else []
@@ -189,7 +189,7 @@ class ManagerState:
                 recovery.come(peer)
                 self._heard[peer] = self._now
             case m.Beat():
-                return [Send(peer, m.Beat(sent=message.sent, is_answer=True)), *self._recover(recovery)]
+                return [self._answer_beat(peer, message), *self._recover(recovery)]
             case m.Recruited() | m.Settled() | m.Placed():
                 pass  # of steps that the manager before this one began
             case _:
@@ -353,11 +353,14 @@ class ManagerState:
                 effects += self._answer(key)
         return effects
 
+    def _answer_beat(self, peer: Incarnation, beat: m.Beat) -> Send:
+        return Send(peer, m.Beat(sent=beat.sent, is_answer=True, echo=self._now))
+
     def _look_at_cuts(self, peer: Incarnation, beat: m.Beat) -> list[Effect]:
         """A server has said whom it cannot reach, though we reach both: chains keep off that link."""
         if peer not in self.chart.servers:
             return []
-        is_news = self._cuts.hear(peer, beat.unreachable, self._now)
+        is_news = self._cuts.hear(peer, beat, self._now)
         certain = self._cuts.certain if is_news or self.chart.has_changed else set()
         before, self.chart.doubted = self.chart.doubted, self._cuts.doubted
         healed = sorted(link for link in before - self.chart.doubted if {*link} <= {*self.chart.servers})
@@ -577,6 +580,7 @@ class ManagerState:
         return {
             "generation": str(self.generation),
             "checkpoint": self.checkpoint,
+            "cuts": [sorted(map(self._name, link)) for link in sorted(self._cuts.certain)],
             "nodes": describe_nodes((self._self, *self.nodes.values()), self._empty_seats, self.departed),
             "keys": {
                 key.spec.full_name: describe_key(key.id, key.spec)

@@ -29,6 +29,7 @@ class Pulse:
         self._answered: dict[Incarnation, float] = {}  # when we last answered a beat of each server
         self._knows: dict[Incarnation, Generation] = {}  # which generation it knew of then
         self._beaten_at = 0.0
+        self._echo = -1.0  # the manager's clock when it last answered
         self._asked: set[Incarnation] = set()  # who has not answered since we asked
         self._missed: dict[Incarnation, tuple[float, int]] = {}  # since when, and in how many looks in a row
         self._out: set[Incarnation] = set()
@@ -71,12 +72,15 @@ class Pulse:
         self._asked = set(asked)
         beat = self.beat(now, generation)
         term, number = generation
-        told = m.Beat(sent=now, term=term, number=number, unreachable=tuple(sorted(self._out)))
+        told = m.Beat(sent=now, term=term, number=number, unreachable=tuple(sorted(self._out)), echo=self._echo)
         return [Send(MANAGER, told), *(Send(server, beat) for server in sorted(asked))]
 
-    def confirm(self, peer: Incarnation, sent: float) -> bool:
+    def confirm(self, peer: Incarnation, answer: m.Beat) -> bool:
         """It has answered what was sent then. Whether it was out of reach before."""
-        self._confirmed[peer] = max(sent, self._confirmed.get(peer, 0.0))
+        if peer == MANAGER:
+            self._echo = answer.echo
+            return False
+        self._confirmed[peer] = max(answer.sent, self._confirmed.get(peer, 0.0))
         self._asked.discard(peer)
         return peer in self._missed and self._reach(peer)
 
@@ -130,6 +134,11 @@ class Pulse:
                 effects.append(Log("warning", _complaint(nodes[who].name, now - since)))
         self._count_detours()
         return effects
+
+    @property
+    def missed(self) -> set[Incarnation]:
+        """Who has not answered when it should have; for a moment only, perhaps."""
+        return set(self._missed)
 
     def _count_detours(self) -> None:
         self.detours = (self._out - self._relinked) | self._reached_by_detour

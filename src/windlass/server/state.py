@@ -365,7 +365,7 @@ class ServerState:
             if node is None or node.role is not Role.SERVER:
                 return []  # it is out, and should not think otherwise
             return [self._pulse.answer(peer, beat, self._now)]
-        effects = self._say_again(peer) if self._pulse.confirm(peer, beat.sent) else []
+        effects = self._say_again(peer) if self._pulse.confirm(peer, beat) else []
         for shard in self._shards():
             if shard.log.is_head and shard.log.successor == peer:
                 effects += shard.log.flush(self._may_answer(peer)) + shard.settle()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from windlass._wire.effects import Received
 from windlass._wire.messages import Drain
+from windlass.manager.cuts import joined
 from windlass.testing.network import Pair
-from windlass.testing.walls import cut, raise_wall
+from windlass.testing.walls import cut, doubted_links, raise_wall
 from windlass.types import MANAGER, Chain, Incarnation, Role
 
 if TYPE_CHECKING:
@@ -204,9 +205,11 @@ def _chains(world: World) -> list[Chain]:
 
 
 def may_lose(world: World) -> list[Incarnation]:
-    """Servers that may go now: none that is the last of a chain, and at one time no more than there are replicas."""
+    """Servers that may go now: none that is the last of a chain, or may be left so by a cut, and at one time no more
+    than there are replicas."""
     there = [me for me in world.servers if me not in world.net.dead | world.deposed | world.leaving]
-    chains = [tuple(me for me in chain if me in there) for chain in _chains(world)]
+    doubted = doubted_links(world)
+    chains = [joined(tuple(me for me in chain if me in there), doubted) for chain in _chains(world)]
     unnoticed = [me for me in world.servers if me in world.net.dead | world.deposed and me in world.manager.nodes]
     if len(there) < 2 or not chains or len(unnoticed) >= world.manager.config.replicas:
         return []

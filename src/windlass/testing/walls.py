@@ -12,9 +12,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from windlass._wire.effects import Tick
+from windlass._wire.effects import Received, Tick
+from windlass._wire.messages import Beat
+from windlass.manager.cuts import pair
 from windlass.testing.network import Pair
-from windlass.types import Incarnation
+from windlass.types import MANAGER, Incarnation
 
 if TYPE_CHECKING:
     from windlass.testing.world import World
@@ -83,3 +85,13 @@ def let_pass(world: World, seconds: float) -> None:
     world.seconds += seconds
     if not world.is_without_manager:
         world.manager_seconds += seconds
+
+
+def doubted_links(world: World) -> set[Pair]:
+    """Links that somebody knows, or may soon know, to be cut: what was on their far side may be out of its chain."""
+    found = {pair(*stone) for wall in world.walls for stone in wall.stones} | world.manager.chart.doubted
+    for me, server in world.servers.items():
+        said = [event for event in world.net.box(MANAGER, f"from {me}").events if type(event) is Received]
+        named = {who for event in said if type(event.message) is Beat for who in event.message.unreachable}
+        found |= {pair(me, who) for who in named | server._pulse.missed}
+    return found
