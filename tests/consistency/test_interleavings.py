@@ -40,7 +40,7 @@ def _explore(crew: Crew, seeds: range, limits: Limits) -> Shots:
 def test_every_pull_is_as_promised_whatever_breaks_dies_or_joins(batch: int, crew: Crew) -> None:
     shots = _explore(crew, range(batch * SEEDS_PER_BATCH, (batch + 1) * SEEDS_PER_BATCH), Limits())
     assert shots.breaks > 80
-    assert shots.drops > 20
+    assert shots.drops > 15
     assert shots.slows > 40
     assert shots.partitions > 15
     assert shots.cuts > 15
@@ -101,10 +101,10 @@ def test_nodes_that_could_not_reach_each_other_go_on_when_they_can(crew: Crew) -
 def test_servers_that_cannot_reach_each_other_stop_nobody_though_the_manager_reaches_both(crew: Crew) -> None:
     """The cuts stay until nobody waits, or long after everybody should have found a way around them."""
     limits = replace(CALM, servers=(2, 4), replicas=(0, 2), cuts=4, joins=1, readers=1, hurry=(0.03,))
-    shots = _explore(crew, range(250), limits)
-    assert shots.cuts > 300
-    assert shots.rechains > 90
-    assert shots.detours > 250
+    shots = _explore(crew, range(150), limits)
+    assert shots.cuts > 180
+    assert shots.rechains > 50
+    assert shots.detours > 150
 
 
 def test_servers_that_cannot_reach_each_other_lose_nothing_whatever_else_happens(crew: Crew) -> None:
@@ -112,11 +112,12 @@ def test_servers_that_cannot_reach_each_other_lose_nothing_whatever_else_happens
         CALM, servers=(2, 4), replicas=(1, 2), cuts=4, breaks=2, partitions=1, departures=1, zombies=1, joins=1,
         crashes=1, deposed=1, additions=1, drains=1, restarts=1, savers=1, aims=1, leases=0.2, hurry=(0.01, 0.03),
     )  # fmt: skip
-    shots = _explore(crew, range(300), limits)
-    assert shots.cuts > 200
-    assert shots.rechains > 80
-    assert shots.crashes > 60
-    assert shots.restarts > 80
+    shots = _explore(crew, range(200), limits)
+    assert shots.cuts > 130
+    assert shots.rechains > 50
+    assert shots.beheaded > 8
+    assert shots.crashes > 50
+    assert shots.restarts > 60
 
 
 def test_replies_sent_from_where_they_lie_are_not_overwritten_before_they_are_read(crew: Crew) -> None:

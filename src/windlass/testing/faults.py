@@ -12,7 +12,7 @@ from windlass._wire.effects import Received
 from windlass._wire.messages import Drain
 from windlass.manager.cuts import joined
 from windlass.testing.network import Pair
-from windlass.testing.walls import cut, doubted_links, raise_wall
+from windlass.testing.walls import cut, doubted_links, hear_at_once, raise_wall
 from windlass.types import MANAGER, Chain, Incarnation, Role
 
 if TYPE_CHECKING:
@@ -204,11 +204,11 @@ def _chains(world: World) -> list[Chain]:
     return [chain for key in world.manager.chart.keys.values() for chain in (*key.chains, *key.targets.values())]
 
 
-def may_lose(world: World) -> list[Incarnation]:
-    """Servers that may go now: none that is the last of a chain, or may be left so by a cut, and at one time no more
-    than there are replicas."""
+def may_lose(world: World, *, is_noticed_at_once: bool = False) -> list[Incarnation]:
+    """Servers that may go now: none that is the last of a chain, and at one time no more than there are replicas. Nor
+    one that may be left alone by a cut before the manager hears of its end."""
     there = [me for me in world.servers if me not in world.net.dead | world.deposed | world.leaving]
-    doubted = doubted_links(world)
+    doubted = set() if is_noticed_at_once else doubted_links(world)
     chains = [joined(tuple(me for me in chain if me in there), doubted) for chain in _chains(world)]
     unnoticed = [me for me in world.servers if me in world.net.dead | world.deposed and me in world.manager.nodes]
     if len(there) < 2 or not chains or len(unnoticed) >= world.manager.config.replicas:
@@ -224,6 +224,14 @@ def crash_server(world: World, me: Incarnation) -> None:
 
 def _crash(world: World) -> bool:
     may_go = may_lose(world)
+    cut_off = [me for me in may_lose(world, is_noticed_at_once=True) if me not in may_go]
+    if cut_off and not world.is_without_manager and MANAGER not in world.away:
+        me = world.rng.choice(cut_off)
+        world.net.lose(me, MANAGER)
+        crash_server(world, me)
+        hear_at_once(world, me, MANAGER)
+        world.net.shots.beheaded += 1
+        return True
     if may_go:
         crash_server(world, world.rng.choice(may_go))
     return bool(may_go)

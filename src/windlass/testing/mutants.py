@@ -422,8 +422,8 @@ MUTANTS = {
             GoesOnAlone,
             frozenset({"acknowledged", "own pushes", "monotonic"}),
             replace(
-                _CHAINED, servers=(2, 2), workers=(3, 4), keys=(1, 1), clock=(6, 8), cuts=2, crashes=2, hurry=(0.03,),
-                aims=2, kinds=("Push",), whats=("crash",), consistencies=(Eventual(),),
+                _CHAINED, servers=(2, 2), workers=(3, 4), keys=(1, 1), clock=(6, 8), cuts=2, crashes=2, hurry=(0.01,),
+                consistencies=(Eventual(),),
             ),
             False,
         ),

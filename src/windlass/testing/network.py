@@ -84,6 +84,7 @@ class Shots:
     slows: int = 0
     partitions: int = 0
     cuts: int = 0
+    beheaded: int = 0  # servers that died while a link of theirs was cut
     rechains: int = 0  # generations that let chains keep off a cut
     detours: int = 0  # words of rounds that went around one
     departures: int = 0
@@ -245,6 +246,12 @@ class Network:
         self.half.add((sender, receiver))
         self.put(box, _Cut(sender, "a frame was lost"))
         return True
+
+    def lose(self, sender: Incarnation, receiver: Incarnation) -> None:
+        """Whatever is under way that way is lost, and the link with it, in a moment: the caller sees to that."""
+        box = self.open.get((sender, receiver))
+        if box is not None:
+            self._lose(box, at_least=self._count(box))
 
     def _notice(self, sender: Incarnation, receiver: Incarnation) -> None:
         """The receiver hangs up: what it has sent may still arrive."""
