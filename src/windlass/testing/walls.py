@@ -77,6 +77,8 @@ def outlast(world: World) -> bool:
     let_pass(world, PAUSE_SECONDS)
     for me in (*waiting, *(me for me in world.servers if me not in world.net.dead)):
         world.net.put(world.net.box(me, "tick"), Tick())
+    if world.plan.leased is not None:
+        world.net.put(world.net.box(MANAGER, "tick"), Tick())
     return True
 
 
