@@ -73,6 +73,8 @@ def _what(message: m.AnyMessage, name: Name) -> str:
             return "" if names_ else "kept no more"
         case m.Drain():
             return name(message.server)
+        case m.PassOn(peer=peer, message=told_message):
+            return f"({name(peer)}): {tell(told_message, name)}"
         case _:
             return ""
 

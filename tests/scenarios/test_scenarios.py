@@ -93,6 +93,7 @@ def test_the_story_goes_as_it_was_told(story):
         ("worker-killed-mid-round", mutants.DecidesAlone),
         ("saved-while-pushes-go-on", mutants.SavesWhatChanges),
         ("saved-while-pushes-go-on", mutants.FreezesNow),
+        ("servers-cut-from-each-other", mutants.GoesOnAlone),
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )

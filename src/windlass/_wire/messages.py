@@ -489,12 +489,22 @@ class Drain(Message, frozen=True):
 
 class Beat(Message, frozen=True):
     """Server to server, and to the manager: I am here, and know of this generation. `sent` is the sender's clock, and
-    comes back in the answer."""
+    comes back in the answer. To the manager: members that I have not been able to reach for a lease, and `echo`: its
+    clock when it last answered me."""
 
     sent: float
     is_answer: bool = False
     term: int = 0
     number: int = 0
+    unreachable: tuple[Incarnation, ...] = ()
+    echo: float = -1.0
+
+
+class PassOn(Message, frozen=True):
+    """Server to manager: tell `peer` this, for I cannot reach it. And manager to server: `peer` says this."""
+
+    peer: Incarnation
+    message: Staged | Close | Read | Commit
 
 
 AnyMessage = (
@@ -536,6 +546,7 @@ AnyMessage = (
     | Settled
     | Drain
     | Beat
+    | PassOn
     | Take
     | Holding
     | Granted

@@ -7,10 +7,14 @@ chain come to the same entry, and the next generation names the new chain. Nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from windlass._wire.messages import Move, Recruited, Settled
+from windlass.manager.cuts import Pair, broken, joined, pair
 from windlass.manager.placement import Load, place, shard_bytes
 from windlass.types import Chain, Generation, Incarnation, KeyId, KeySpec
 
@@ -52,6 +56,16 @@ class Steps:
     settles: list[tuple[Incarnation, KeyId, int]] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Parting:
+    """What becomes of chains over links that are cut: the links that cost somebody a place, and of how many shards each
+    server has lost one."""
+
+    moves: list[Move] = field(default_factory=list)
+    costly: set[Pair] = field(default_factory=set)
+    out: Counter[Incarnation] = field(default_factory=Counter)
+
+
 class Chart:
     """Pure. `servers` are those alive, in the order of their ranks; `leaving` those of them that are to be emptied."""
 
@@ -65,15 +79,19 @@ class Chart:
         self.generation = Generation(0, 0)  # the one that will be published next
         self._shards_per_server = shards_per_server
         self._is_uneven = False  # a server has come: look whether shards should move to it
+        self.doubted: set[Pair] = set()  # links between servers that new chains keep off
+        self.has_changed = False  # since chains were last looked at for links that are cut
 
     # --- keys -------------------------------------------------------------------------------------------------------
 
     def place(self, key: KeyId, spec: KeySpec) -> Charted:
         staying = self._staying() or self.servers
         num_shards = min(spec.num_slots, self._shards_per_server * len(staying))
-        chains = place(spec, num_shards, staying, self.load, self.replicas)
+        placed = place(spec, num_shards, staying, self.load, self.replicas)
+        chains = [joined(chain, self.doubted) for chain in placed]
         self.load.add(spec, chains)
         charted = self.keys[key] = Charted(key, spec, list(chains))
+        self.has_changed = True
         return charted
 
     def restore(self, key: KeyId, spec: KeySpec, chains: list[Chain], *, is_placed: bool) -> Charted:
@@ -133,6 +151,30 @@ class Chart:
                 moves.append(key.move(shard))
         return moves
 
+    def part(self, cuts: Collection[Pair]) -> Parting:
+        """Let no chain go over these links, nor a learner hang on one. Of two neighbours that cannot reach each other
+        the later goes out: whoever comes earlier has all that it has, and the head stays the head."""
+        self.has_changed = False
+        parting = Parting()
+        for key, shard in self._shards():
+            chain, learner = key.chains[shard], key.learners.get(shard)
+            kept = joined(chain, cuts)
+            hanging = kept if learner is None else (*kept[-1:], learner)
+            over = broken(chain, cuts) | broken(hanging, cuts)
+            if not key.is_placed or not (over or self._aims_over(key, shard)):
+                continue
+            self._cancel(key, shard)
+            self._rechain(key, shard, kept)
+            parting.moves.append(key.move(shard))
+            parting.costly |= over
+            parting.out.update(server for server in chain if server not in kept)
+        return parting
+
+    def _aims_over(self, key: Charted, shard: int) -> bool:
+        """Whether the shard is on its way to a chain over a link that is doubted now. If a new member is shown it, that
+        is judged by the link that it hangs on."""
+        return shard in key.settling and bool(broken(key.targets[shard], self.doubted))
+
     def _cancel(self, key: Charted, shard: int) -> None:
         key.learners.pop(shard, None)
         key.targets.pop(shard, None)
@@ -142,6 +184,7 @@ class Chart:
         self.load.move(-key.nbytes(shard), key.chains[shard])
         self.load.move(key.nbytes(shard), chain)
         key.chains[shard] = chain
+        self.has_changed = True
 
     # --- the next steps -----------------------------------------------------------------------------------------------
 
@@ -172,7 +215,7 @@ class Chart:
     def _missing(self) -> Iterator[tuple[Charted, int, Chain]]:
         for key, shard, chain in self._resting():
             if len(chain) <= self.replicas:
-                recruit = self._lightest(chain)
+                recruit = self._lightest(chain, chain[-1:])
                 if recruit is not None:
                     yield key, shard, (*chain, recruit)
 
@@ -180,16 +223,19 @@ class Chart:
         for key, shard, chain in self._resting():
             going = [server for server in chain if server in self.leaving]
             if going:
-                instead = self._lightest(chain)
+                instead = self._lightest(chain, chain)
                 others = tuple(server for server in chain if server != going[0])
                 if instead is not None:
                     yield key, shard, tuple(instead if server == going[0] else server for server in chain)
-                elif others:
+                elif others and not broken(others, self.doubted):
                     yield key, shard, others
 
-    def _lightest(self, chain: Chain) -> Incarnation | None:
-        """Who should hold a shard that these hold already, too."""
-        others = [server for server in self._staying() if server not in chain]
+    def _lightest(self, chain: Chain, neighbours: Chain) -> Incarnation | None:
+        """Who should hold a shard that these hold already, too, and can reach its neighbours."""
+        others = [
+            server for server in self._staying()
+            if server not in chain and not any(pair(server, one) in self.doubted for one in neighbours)
+        ]  # fmt: skip
         return min(others, key=self._planned, default=None)
 
     def _planned(self, server: Incarnation) -> int:
@@ -212,6 +258,7 @@ class Chart:
             fitting = [
                 (key, shard, chain) for key, shard, chain in self._resting()
                 if full in chain and empty not in chain and key.nbytes(shard) < gap
+                and not any(pair(empty, one) in self.doubted for one in chain)
             ]  # fmt: skip
             if not fitting:
                 break
@@ -230,10 +277,11 @@ class Chart:
             if len(chain) < 2 or chain[0] not in heads:
                 continue
             nbytes, idlest = key.nbytes(shard), min(chain, key=lambda server: heads.get(server, 1 << 62))
-            if idlest in heads and heads[chain[0]] - heads[idlest] > nbytes:
+            order = (idlest, *(server for server in chain if server != idlest))
+            if idlest in heads and heads[chain[0]] - heads[idlest] > nbytes and not broken(order, self.doubted):
                 heads[chain[0]] -= nbytes
                 heads[idlest] += nbytes
-                yield key, shard, (idlest, *(server for server in chain if server != idlest))
+                yield key, shard, order
 
     # --- steps that are done ------------------------------------------------------------------------------------------
 
@@ -269,6 +317,7 @@ class Chart:
         if target is None:
             return
         key.since[shard] = self.generation
+        self.has_changed = True
         new = next((server for server in target if server not in chain), None)
         if new is not None:
             key.learners[shard] = new
@@ -278,3 +327,10 @@ class Chart:
             steps.settles.append((chain[0], key.id, shard))
         else:
             self._cancel(key, shard)
+
+
+def latest(moves: Sequence[Move]) -> list[Move]:
+    """One move for each shard; it is settled if any of them was."""
+    settled = {(move.key, move.shard) for move in moves if move.is_settled}
+    last = {(move.key, move.shard): move for move in moves}
+    return [msgspec.structs.replace(move, is_settled=which in settled) for which, move in last.items()]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
-from windlass.types import KeyId, KeySpec, Node
+from windlass.manager.chart import Parting
+from windlass.manager.cuts import Pair
+from windlass.types import Incarnation, KeyId, KeySpec, Node, Role
 
 
 def describe_node(node: Node, state: str) -> dict[str, Any]:
@@ -17,6 +20,13 @@ def describe_node(node: Node, state: str) -> dict[str, Any]:
         "address": node.address,
         "state": state,
     }
+
+
+def describe_nodes(here: Iterable[Node], awaited: Container[Incarnation], gone: Iterable[Node]) -> list[dict[str, Any]]:
+    """The manager first, then by role and rank, then those who are gone."""
+    placed = sorted(here, key=lambda node: (node.role is not Role.MANAGER, node.role, node.rank))
+    there = [describe_node(node, "awaited" if node.incarnation in awaited else "alive") for node in placed]
+    return there + [describe_node(node, "gone") for node in gone]
 
 
 def describe_key(number: KeyId, spec: KeySpec) -> dict[str, Any]:
@@ -41,3 +51,17 @@ def difference(known: KeySpec, new: KeySpec) -> str:
         if getattr(known, field) != getattr(new, field)
     ]
     return "; ".join(parts)
+
+
+def describe_again(link: Pair, name: Callable[[Incarnation], str]) -> str:
+    return f"{' and '.join(sorted(map(name, link)))} reach each other again: chains may go over that link"
+
+
+def describe_parting(parting: Parting, name: Callable[[Incarnation], str]) -> str:
+    """Why chains have changed, and who goes on without whom."""
+    links = ", ".join(sorted(" and ".join(sorted(map(name, link))) for link in parting.costly))
+    without = ", ".join(sorted(f"{count} without {name(server)}" for server, count in parting.out.items()))
+    going = f"shards go on: {without}" if without else "what was to go over that link goes elsewhere"
+    if not links:
+        return "a shard was on its way to a chain over a link that is cut"
+    return f"{links} do not reach each other, though all reach the manager; {going}"

@@ -21,8 +21,9 @@ import msgspec
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Event, Hangup, LinkDown, Log, Persist, Received, Send, Tick
 from windlass.errors import UsageError
-from windlass.manager.chart import Chart, Charted, Steps
-from windlass.manager.describing import describe_key, describe_node, difference
+from windlass.manager.chart import Chart, Charted, Steps, latest
+from windlass.manager.cuts import Cuts
+from windlass.manager.describing import describe_again, describe_key, describe_nodes, describe_parting, difference
 from windlass.manager.placement import SHARDS_PER_SERVER
 from windlass.manager.records import Checkpointed, Image, KeyDropped, KeyPlaced, NewKey, Published
 from windlass.manager.recovery import Recovery
@@ -77,6 +78,7 @@ class ManagerState:
         self._keys: dict[tuple[str, str], _Key] = {}  # by namespace and name
         self._by_id: dict[KeyId, _Key] = {}
         self.chart = Chart(config.replicas, config.shards_per_server)
+        self._cuts = Cuts(config.lease_seconds)
         self._draining: dict[Incarnation, list[tuple[Incarnation, int]]] = {}  # servers that leave, and who asked
         self._heard: dict[Incarnation, float] = {}  # when each node was last heard of
         self._empty_seats: set[Incarnation] = set()  # workers that are gone, and whose seats are kept
@@ -137,7 +139,10 @@ class ManagerState:
             case m.Drain():
                 return self._on_drain(peer, message)
             case m.Beat():
-                return [Send(peer, m.Beat(sent=message.sent, is_answer=True))]
+                return [self._answer_beat(peer, message), *self._look_at_cuts(peer, message)]
+            case m.PassOn(peer=other, message=told):
+                is_known = {peer, other} <= {*self.chart.servers}
+                return [Send(other, m.PassOn(peer=peer, message=told))] if is_known else []
             case m.Saved(path=path):
                 self.checkpoint = path
                 return [Persist(Checkpointed(path=path)), Send(peer, m.Done(request=message.request))]
@@ -184,7 +189,7 @@ class ManagerState:
                 recovery.come(peer)
                 self._heard[peer] = self._now
             case m.Beat():
-                return [Send(peer, m.Beat(sent=message.sent, is_answer=True)), *self._recover(recovery)]
+                return [self._answer_beat(peer, message), *self._recover(recovery)]
             case m.Recruited() | m.Settled() | m.Placed():
                 pass  # of steps that the manager before this one began
             case _:
@@ -325,6 +330,7 @@ class ManagerState:
     def _on_gone(self, peer: Incarnation, reason: str, *, is_certain: bool) -> list[Effect]:
         self._drivers.pop(peer, None)
         self._heard.pop(peer, None)
+        self._cuts.lose(peer)
         node = self.nodes.pop(peer, None)
         if node is None:
             return []
@@ -347,6 +353,25 @@ class ManagerState:
                 effects += self._answer(key)
         return effects
 
+    def _answer_beat(self, peer: Incarnation, beat: m.Beat) -> Send:
+        return Send(peer, m.Beat(sent=beat.sent, is_answer=True, echo=self._now))
+
+    def _look_at_cuts(self, peer: Incarnation, beat: m.Beat) -> list[Effect]:
+        """A server has said whom it cannot reach, though we reach both: chains keep off that link."""
+        if peer not in self.chart.servers:
+            return []
+        is_news = self._cuts.hear(peer, beat, self._now)
+        certain = self._cuts.certain if is_news or self.chart.has_changed else set()
+        before, self.chart.doubted = self.chart.doubted, self._cuts.doubted
+        healed = sorted(link for link in before - self.chart.doubted if {*link} <= {*self.chart.servers})
+        told: list[Effect] = [Log("info", describe_again(link, self._name)) for link in healed]
+        parting = self.chart.part(certain) if certain else None
+        if parting is None or not parting.moves:
+            return told + (self._replan() if is_news else [])
+        self._cuts.scar(parting.costly)
+        told.append(Log("warning", describe_parting(parting, self._name)))
+        return told + self._take(Steps(parting.moves), "chains keep off a link that is cut")
+
     def _take(self, steps: Steps, reason: str, dead: tuple[Incarnation, ...] = ()) -> list[Effect]:
         """Publish these steps, and begin the next ones."""
         if not self.is_complete:
@@ -359,7 +384,7 @@ class ManagerState:
         return self._begin(Steps(), more, "shards move") if more.moves or more.settles else []
 
     def _begin(self, steps: Steps, more: Steps, reason: str, dead: tuple[Incarnation, ...] = ()) -> list[Effect]:
-        effects = self._publish(reason, _latest([*steps.moves, *more.moves]), dead)
+        effects = self._publish(reason, latest([*steps.moves, *more.moves]), dead)
         for head, key, shard in (*steps.settles, *more.settles):
             effects.append(Send(head, m.Settle(key=key, shard=shard)))
         for server in [server for server in self._draining if not self.chart.holds(server)]:
@@ -393,6 +418,7 @@ class ManagerState:
         """The server holds nothing any more."""
         node = self.nodes[server]
         self._heard.pop(server, None)
+        self._cuts.lose(server)
         self.chart.lose(server)
         farewell = self._publish(f"{node.name} has left", without=server)
         return [*farewell, *self._answer_drain(server)]
@@ -546,9 +572,6 @@ class ManagerState:
         order = m.Forget(request=0, name=key.spec.name, key=key.id)
         return [Persist(KeyDropped(key=key.id)), *(Send(node.incarnation, order) for node in self._of(Role.SERVER))]
 
-    def _state_of(self, node: Node) -> str:
-        return "awaited" if node.incarnation in self._empty_seats else "alive"
-
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
@@ -557,9 +580,8 @@ class ManagerState:
         return {
             "generation": str(self.generation),
             "checkpoint": self.checkpoint,
-            "nodes": [describe_node(self._self, "alive")]
-            + [describe_node(node, self._state_of(node)) for node in sorted(self.nodes.values(), key=_place_of)]
-            + [describe_node(node, "gone") for node in self.departed],
+            "cuts": [sorted(map(self._name, link)) for link in sorted(self._cuts.certain)],
+            "nodes": describe_nodes((self._self, *self.nodes.values()), self._empty_seats, self.departed),
             "keys": {
                 key.spec.full_name: describe_key(key.id, key.spec)
                 | {
@@ -571,16 +593,5 @@ class ManagerState:
         }
 
 
-def _place_of(node: Node) -> tuple[Role, int]:
-    return node.role, node.rank
-
-
 def _named(spec: KeySpec) -> tuple[str, str]:
     return spec.namespace, spec.name
-
-
-def _latest(moves: Sequence[m.Move]) -> list[m.Move]:
-    """One move for each shard; it is settled if any of them was."""
-    settled = {(move.key, move.shard) for move in moves if move.is_settled}
-    latest = {(move.key, move.shard): move for move in moves}
-    return [msgspec.structs.replace(move, is_settled=which in settled) for which, move in latest.items()]

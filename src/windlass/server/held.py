@@ -35,6 +35,16 @@ class HeldKey:
     def of_slot(self, slot: int) -> AnyShard | None:
         return self.shards.get(self.spec.shard_of(slot, len(self.routes.chains)))
 
+    def needs(self) -> Iterator[Incarnation]:
+        """Servers without whose word something here does not go on."""
+        for shard in self.shards.values():
+            log = shard.log
+            after = log.downstream or log.learner
+            if after is not None:
+                yield after
+            if log.is_head and self.routes.keeper is not None:
+                yield self.routes.keeper
+
     def describe(self, members: Members) -> dict[str, Any]:
         """What `status` shows of it: plain data."""
         shards = list(self.shards.values())
@@ -181,14 +191,15 @@ class Looked(Protocol):
     freezer: Freezer
 
 
-def inspect(server: Looked, peer: Incarnation, asked: m.Inspect) -> Any:
-    """What a server says of itself, or of what `peer` waits for on a key: plain data."""
+def inspect(server: Looked, peer: Incarnation, asked: m.Inspect, trouble: str = "") -> Any:
+    """What a server says of itself, or of what `peer` waits for on a key: plain data. `trouble` is whom it misses."""
     if asked.key:
         key = server.keys.get(asked.key)
         if key is None:
             return "the key was deleted"
         said = dict.fromkeys(shard.explain(peer) for shard in key.shards.values() if shard.log.is_head)
-        return "; ".join(said) or f"'{key.spec.name}' has moved away from here"
+        trouble = trouble if said else ""
+        return "; ".join([*said, *filter(None, [trouble])]) or f"'{key.spec.name}' has moved away from here"
     return {
         "generation": str(server.members.generation),
         "pins": len(server.pins),

@@ -39,6 +39,7 @@ from windlass.server.host import ServerConfig as ServerConfig
 from windlass.server.log import Standing, Teaching
 from windlass.server.making import Maker, Restoring
 from windlass.server.pins import Pins
+from windlass.server.pulse import Pulse, go_around
 from windlass.server.sequential import Advance, SequentialShard
 from windlass.server.shard import Shard
 from windlass.server.shard_time import Clock
@@ -68,10 +69,7 @@ class ServerState:
         self._linked: set[Incarnation] = set()
         self._early: dict[Incarnation, list[Received]] = {}
         self._restoring = Restoring()
-        self._confirmed: dict[Incarnation, float] = {}  # our clock at the last beat that each server has answered
-        self._answered: dict[Incarnation, float] = {}  # when we last answered a beat of each server
-        self._knows: dict[Incarnation, Generation] = {}  # which generation it knew of then
-        self._beaten_at = 0.0
+        self._pulse = Pulse(config.lease_seconds)
         self._is_leaving = False
         self._maker = Maker(memory, config.local, self.pins, me)
         self._horizons: dict[Incarnation, int] = {}  # the first pin made since the link to each peer is open
@@ -82,8 +80,9 @@ class ServerState:
         me = self.me
         for effect in effects:
             if type(effect) is Send and effect.peer == me:
-                return self._deliver_own(effects)
-        return effects
+                effects = self._deliver_own(effects)
+                break
+        return go_around(effects, self._pulse.detours) if self._pulse.detours else effects
 
     def _deliver_own(self, effects: list[Effect]) -> list[Effect]:
         """What one shard says to another on the same server does not travel."""
@@ -117,6 +116,7 @@ class ServerState:
                 return []
             case LinkUp(peer=peer):
                 self._linked.add(peer)
+                self._pulse.link_up(peer)
                 self._horizons[peer] = self.pins.next
                 return self._on_link_up(peer)
             case LinkDown(peer=peer):
@@ -139,10 +139,7 @@ class ServerState:
         return effects if log.is_last else log.hold_back(effects, self._may_answer(log.successor))
 
     def _may_answer(self, successor: Incarnation | None) -> bool:
-        if successor is None:
-            return True
-        confirmed = self._confirmed.get(successor)
-        return confirmed is not None and self._now - confirmed <= self.config.lease_seconds / 2
+        return self._pulse.may_answer(successor, self._now)
 
     # --- the data path ----------------------------------------------------------------------------------------------
 
@@ -212,9 +209,14 @@ class ServerState:
                 self.pins.release_all(peer, but=pins, before=self._horizons.get(peer))
                 return []
             case m.Inspect():
-                detail = inspect(self, peer, message)
+                detail = inspect(self, peer, message, self._pulse.explain(self.nodes, self._now))
                 return [Send(peer, m.Done(request=message.request, detail=detail))]
+            case m.PassOn(peer=origin, message=told) if peer == MANAGER:
+                effects = self._handle(Received(origin, told))
+                self._pulse.hear_by_detour(origin)
+                return effects
             case m.Staged() | m.Close():
+                self._pulse.hear_directly(peer)
                 return self._on_round(peer, message)
             case m.Replicate() | m.Replicated():
                 return self._on_replication(event, message)
@@ -347,6 +349,7 @@ class ServerState:
                 return [Send(event.peer, m.Release(pins=message.pins))]
             return [Recycle(event.data)]
         if isinstance(message, m.Replicated):
+            self._pulse.hear_of(event.peer)
             told = shard.log.on_replicated(event.peer, message, self._may_answer(shard.log.successor))
             return told + shard.settle() + shard.report_recruit()
         effects, whole = shard.log.take(event.peer, message, event.data, is_shared=event.is_shared)
@@ -370,13 +373,8 @@ class ServerState:
             node = self.nodes.get(peer)
             if node is None or node.role is not Role.SERVER:
                 return []  # it is out, and should not think otherwise
-            self._answered[peer] = self._now
-            self._knows[peer] = Generation(beat.term, beat.number)
-            return [Send(peer, m.Beat(sent=beat.sent, is_answer=True))]
-        if peer == MANAGER:
-            return []
-        self._confirmed[peer] = max(beat.sent, self._confirmed.get(peer, 0.0))
-        effects: list[Effect] = []
+            return [self._pulse.answer(peer, beat, self._now)]
+        effects = self._say_again(peer) if self._pulse.confirm(peer, beat) else []
         for shard in self._shards():
             if shard.log.is_head and shard.log.successor == peer:
                 effects += shard.log.flush(self._may_answer(peer)) + shard.settle()
@@ -391,19 +389,26 @@ class ServerState:
         return shard.settle()
 
     def _on_tick(self) -> list[Effect]:
-        effects: list[Effect] = []
-        if self._now - self._beaten_at >= self.config.lease_seconds / 8:
-            effects += self._beat()
+        effects = self._look_around() + self._beat() if self._pulse.is_due(self._now) else []
         for shard in self._shards():
             if shard.log.standing is Standing.HEIR:
                 effects += self._inherit(shard)
         return effects
 
     def _beat(self) -> list[Effect]:
-        self._beaten_at = self._now
-        after = {shard.log.downstream for shard in self._shards() if shard.log.is_head} - {None}
-        beat = self._new_beat()
-        return [Send(MANAGER, beat), *(Send(server, beat) for server in sorted(after))]  # type: ignore[type-var,arg-type]
+        """To those whose word is needed: whoever comes after us, is shown a shard, or closes the rounds of one."""
+        asked = {who for key in self.keys.values() for who in key.needs()} - {self.me}
+        return self._pulse.beat_all(self._now, self.members.generation, asked)
+
+    def _look_around(self) -> list[Effect]:
+        """Who is out of reach is told again, through the manager, of the ends of rounds that it may have missed."""
+        before = self._pulse.detours
+        effects = self._pulse.look(self._now, self.nodes, self._linked | {self.me})
+        return effects + [one for peer in sorted(before | self._pulse.detours) for one in self._say_again(peer)]
+
+    def _say_again(self, peer: Incarnation) -> list[Effect]:
+        """What another server may have missed of rounds."""
+        return [one for shard in self._shards() for one in self._told(shard, shard.on_server_back(peer))]
 
     def _confirm(self, shard: AnyShard) -> list[Effect]:
         """Ask whoever comes after us now whether it follows: until it has said so we may not answer anyone, and the
@@ -411,11 +416,7 @@ class ServerState:
         after = shard.log.successor
         if not shard.log.is_head or after is None or self._may_answer(after):
             return []
-        return [Send(after, self._new_beat())]
-
-    def _new_beat(self) -> m.Beat:
-        term, number = self.members.generation
-        return m.Beat(sent=self._now, term=term, number=number)
+        return [Send(after, self._pulse.beat(self._now, self.members.generation))]
 
     def _inherit(self, shard: AnyShard) -> list[Effect]:
         """An heir speaks for its shard when those who did before it cannot any more, and it has applied all it has."""
@@ -436,11 +437,7 @@ class ServerState:
 
     def may_inherit(self, shard: AnyShard) -> bool:
         """Whether nobody who was before us answers any more: not confirmed for a lease, or it knows that it is out."""
-        return all(self._is_silent(one) or self._knows[one] >= shard.chained_in for one in shard.ancestors)
-
-    def _is_silent(self, server: Incarnation) -> bool:
-        lease = self.config.lease_seconds
-        return self._now - self._answered.get(server, -lease) >= lease
+        return all(self._pulse.is_over(one, shard.chained_in, self._now) for one in shard.ancestors)
 
     # --- members and links ------------------------------------------------------------------------------------------
 

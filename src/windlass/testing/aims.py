@@ -27,10 +27,10 @@ WHATS = ("crash", "stop", "part", "restart", "join")
 KINDS = (
     "Join", "Membership", "Declare", "Lookup", "Declared", "Place", "Placed", "Done", "Misplaced", "Init", "Attach",
     "Push", "Ack", "Pull", "Read", "Pulled", "Release", "Hold", "Staged", "Close", "Replicate", "Replicated", "Ready",
-    "Show", "ShowSlot", "Shown", "Recruited", "Settle", "Settled", "Drain", "Beat",
+    "Show", "ShowSlot", "Shown", "Recruited", "Settle", "Settled", "Drain", "Beat", "PassOn",
 )  # fmt: skip
 """Every kind of message that flows in explored runs."""
-RARE = ("Misplaced", "Release", "Release", "Staged", "Close", "Settle", "Drain")
+RARE = ("Misplaced", "Release", "Release", "Staged", "Close", "Settle", "Drain", "PassOn")
 """Those of them that seldom come when their receiver may go: aimed at more often."""
 PASSES = (0, 0, 0, 1, 3, 8)
 

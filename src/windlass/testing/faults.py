@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from windlass._wire.effects import Received
 from windlass._wire.messages import Drain
+from windlass.manager.cuts import joined
 from windlass.testing.network import Pair
-from windlass.types import MANAGER, Incarnation, Role
+from windlass.testing.walls import cut, doubted_links, hear_at_once, raise_wall
+from windlass.types import MANAGER, Chain, Incarnation, Role
 
 if TYPE_CHECKING:
     from windlass.testing.world import Limits, World
@@ -25,7 +28,7 @@ def draw_faults(rng: random.Random, limits: Limits) -> list[str]:
         "break": limits.breaks, "drop": limits.drops, "copy": limits.copies, "slow": limits.slows,
         "partition": limits.partitions, "crash": limits.departures, "zombie": limits.zombies, "join": limits.joins,
         "server": limits.crashes, "depose": limits.deposed, "add": limits.additions, "drain": limits.drains,
-        "manager": limits.restarts,
+        "manager": limits.restarts, "cut": limits.cuts,
     }  # fmt: skip
     faults = [kind for kind, most in allowed.items() if most for _ in range(rng.randint(0, most))]
     rng.shuffle(faults)
@@ -127,8 +130,25 @@ def _partition(world: World) -> bool:
         some = set(rng.sample(nodes, rng.randint(1, len(nodes) - 1)))
     world.tell(f"*** {', '.join(world.name(me) for me in sorted(some))} cannot reach the others")
     others = [me for me in nodes if me not in some]
-    world.raise_wall(some, others)
+    raise_wall(world, some, others)
     net.shots.partitions += 1
+    return True
+
+
+def _cut(world: World) -> bool:
+    """Two servers cannot reach each other; the manager reaches both. Neighbours of a chain, mostly."""
+    rng, net = world.rng, world.net
+    there = [me for me in world.servers if net.is_open(me, MANAGER) and me not in world.deposed]
+    pairs = [(one, other) for one, other in combinations(sorted(there), 2) if net.is_open(one, other)]
+    pairs = [pair for pair in pairs if pair not in net.walls]
+    if not pairs or any(not wall.is_cut for wall in world.walls):
+        return False
+    chained = [pair for pair in pairs if any(set(pair) <= set(chain) for chain in _chains(world))]
+    one, other = rng.choice(chained if chained and rng.random() < 0.7 else pairs)
+    is_silent = rng.random() < 0.3
+    how = ", and nobody is told" if is_silent else ""
+    world.tell(f"*** {world.name(one)} and {world.name(other)} cannot reach each other{how}")
+    cut(world, one, other, is_silent=is_silent)
     return True
 
 
@@ -179,12 +199,17 @@ def _drain_server(world: World) -> bool:
     return True
 
 
-def may_lose(world: World) -> list[Incarnation]:
-    """Servers that may go now: none that is the last of a chain, and at one time no more than there are replicas."""
+def _chains(world: World) -> list[Chain]:
+    """Those of all shards, now, or in a moment."""
+    return [chain for key in world.manager.chart.keys.values() for chain in (*key.chains, *key.targets.values())]
+
+
+def may_lose(world: World, *, is_noticed_at_once: bool = False) -> list[Incarnation]:
+    """Servers that may go now: none that is the last of a chain, and at one time no more than there are replicas. Nor
+    one that may be left alone by a cut before the manager hears of its end."""
     there = [me for me in world.servers if me not in world.net.dead | world.deposed | world.leaving]
-    keys = world.manager.chart.keys.values()
-    held = [chain for key in keys for chain in (*key.chains, *key.targets.values())]  # now, or in a moment
-    chains = [tuple(me for me in chain if me in there) for chain in held]
+    doubted = set() if is_noticed_at_once else doubted_links(world)
+    chains = [joined(tuple(me for me in chain if me in there), doubted) for chain in _chains(world)]
     unnoticed = [me for me in world.servers if me in world.net.dead | world.deposed and me in world.manager.nodes]
     if len(there) < 2 or not chains or len(unnoticed) >= world.manager.config.replicas:
         return []
@@ -199,6 +224,14 @@ def crash_server(world: World, me: Incarnation) -> None:
 
 def _crash(world: World) -> bool:
     may_go = may_lose(world)
+    cut_off = [me for me in may_lose(world, is_noticed_at_once=True) if me not in may_go]
+    if cut_off and not world.is_without_manager and MANAGER not in world.away:
+        me = world.rng.choice(cut_off)
+        world.net.lose(me, MANAGER)
+        crash_server(world, me)
+        hear_at_once(world, me, MANAGER)
+        world.net.shots.beheaded += 1
+        return True
     if may_go:
         crash_server(world, world.rng.choice(may_go))
     return bool(may_go)
@@ -253,6 +286,7 @@ FAULTS: dict[str, Callable[[World], bool]] = {
     "copy": _copy,
     "slow": _slow,
     "partition": _partition,
+    "cut": _cut,
     "crash": lambda world: _depart(world, "crash"),
     "zombie": lambda world: _depart(world, "zombie"),
     "join": join,

@@ -21,9 +21,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from windlass._ledger import Faults, Ledger
 from windlass._wire.effects import Dial, Effect, Event, Hangup, LinkDown, LinkUp, Received, Send
 from windlass._wire.messages import Membership
 from windlass.engines.cluster import Cluster
+from windlass.engines.processes import ProcessEngine
 from windlass.errors import UsageError
 from windlass.server.state import ServerState
 from windlass.testing.mutants import InheritsEarly
@@ -136,6 +138,28 @@ class Hand:
     def cut_links(self, name: str) -> None:
         """Break a server's links to all other servers. They must be of the kind that can: Brittle."""
         self._signal(name, signal.SIGUSR1, "cut", is_lost=False)
+
+    def keep_apart(self, *names: str, seconds: float = 60.0) -> None:
+        """Let these nodes, and nobody else, be unable to reach each other. The cluster must be one for chaos."""
+        numbers = [node.incarnation for node in self.cluster.nodes() if node.name in names]
+        self._note("part", ",".join(names))
+        sides = tuple((number,) for number in numbers)
+        self._ledger().write_faults(Faults(sides=sides, until=time.monotonic() + seconds))
+
+    def mute(self, name: str) -> None:
+        """From now on nothing gets through between this server and the first one, and no link breaks. They must be of
+        the kind that can: Mute."""
+        self._signal(name, signal.SIGUSR1, "mute", is_lost=False)
+
+    def let_meet(self) -> None:
+        self._note("meet", "")
+        self._ledger().write_faults(Faults())
+
+    def _ledger(self) -> Ledger:
+        engine = self.cluster._engine
+        assert isinstance(engine, ProcessEngine), "a cluster of processes"
+        assert engine.ledger is not None, "wl.Cluster(chaos=True)"
+        return engine.ledger
 
     def add_server(self) -> str:
         name = self.cluster.add_server()
@@ -252,6 +276,26 @@ class CutOff(ServerState):
             return effects
         self._is_cut = True
         return [*effects, Hangup(MANAGER, "cut off by a test")]
+
+
+class Mute(ServerState):
+    """A server that SIGUSR1 keeps from the first one, without a word: links stay open, and nothing gets through."""
+
+    _is_mute = False
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        signal.signal(signal.SIGUSR1, self._fall_silent)
+
+    def _fall_silent(self, *_: object) -> None:
+        self._is_mute = True
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        first = {node.incarnation for node in self.nodes.values() if node.role is Role.SERVER and node.rank == 0}
+        if self._is_mute and isinstance(event, Received) and event.peer in first:
+            return []
+        effects = super().handle(event, now)
+        return [one for one in effects if not (self._is_mute and isinstance(one, Send) and one.peer in first)]
 
 
 class InheritsEarlyFromCutOff(CutOff, InheritsEarly):

@@ -237,6 +237,18 @@ class InheritsEarly(ServerState):
         return True
 
 
+class GoesOnAlone(ServerState):
+    """Leaves out a successor that it cannot reach, before the generation does: what it then acknowledges, that one does
+    not have, and may still inherit."""
+
+    def _look_around(self) -> list[Effect]:
+        effects = super()._look_around()
+        for shard in self._shards():
+            if shard.log.is_head and shard.log.successor in self._pulse.detours:
+                effects += shard.log.rechain((self.me,), None)
+        return effects
+
+
 class _StartsWithoutCounts(ArrivalShard):
     def learn_counts(self, counts: dict[str, Any]) -> None:
         super().learn_counts(counts | {"applied": dict.fromkeys(counts["applied"], 0)})
@@ -403,6 +415,15 @@ MUTANTS = {
             frozenset({"acknowledged", "bounded", "monotonic"}),
             replace(
                 _PARTED, servers=(2, 2), workers=(3, 4), keys=(1, 1), clock=(6, 8), additions=2,
+                consistencies=(Eventual(),),
+            ),
+            False,
+        ),
+        Mutant(
+            GoesOnAlone,
+            frozenset({"acknowledged", "own pushes", "monotonic"}),
+            replace(
+                _CHAINED, servers=(2, 2), workers=(3, 4), keys=(1, 1), clock=(6, 8), cuts=2, crashes=2, hurry=(0.01,),
                 consistencies=(Eventual(),),
             ),
             False,

@@ -83,6 +83,10 @@ class Shots:
     drops: int = 0
     slows: int = 0
     partitions: int = 0
+    cuts: int = 0
+    beheaded: int = 0  # servers that died while a link of theirs was cut
+    rechains: int = 0  # generations that let chains keep off a cut
+    detours: int = 0  # words of rounds that went around one
     departures: int = 0
     zombies: int = 0
     joins: int = 0
@@ -123,6 +127,7 @@ class Network:
     parted: set[Incarnation] = field(default_factory=set)  # who cannot reach the manager now
     walls: set[Pair] = field(default_factory=set)  # who cannot dial whom now
     hanging: list[Pair] = field(default_factory=list)  # dials over a wall that have not failed
+    muted: set[int] = field(default_factory=set)  # boxes, by id, from which nothing comes before a wall is gone
 
     # --- boxes --------------------------------------------------------------------------------------------------------
 
@@ -242,6 +247,12 @@ class Network:
         self.put(box, _Cut(sender, "a frame was lost"))
         return True
 
+    def lose(self, sender: Incarnation, receiver: Incarnation) -> None:
+        """Whatever is under way that way is lost, and the link with it, in a moment: the caller sees to that."""
+        box = self.open.get((sender, receiver))
+        if box is not None:
+            self._lose(box, at_least=self._count(box))
+
     def _notice(self, sender: Incarnation, receiver: Incarnation) -> None:
         """The receiver hangs up: what it has sent may still arrive."""
         self.half.discard((sender, receiver))
@@ -288,9 +299,17 @@ class Network:
         self.walls |= stones
         return stones
 
+    def mute(self, one: Incarnation, other: Incarnation) -> set[Pair]:
+        """The same between two, but nobody is told: links stay open, and what is sent comes when the wall is gone."""
+        stones = {(one, other), (other, one)}
+        self.muted |= {id(self._link(*pair)) for pair in stones}
+        self.walls |= stones
+        return stones
+
     def heal(self, stones: set[Pair]) -> None:
         """Take the wall down: dials that hang get through now."""
         self.walls -= stones
+        self.muted -= {id(self._link(*pair)) for pair in stones}
         hanging, self.hanging = self.hanging, []
         for pair in hanging:
             if pair in self.walls:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def at_rest(world: World) -> str:
     """What is left over, in words; empty when nothing is."""
-    left: list[str] = []
+    left: list[str] = [world.stalled] if world.stalled else []
     for me, worker in world.workers.items():
         if me in world.net.dead:
             continue

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from windlass._wire import messages as m
-from windlass._wire.effects import Dial, Hangup, Later, LinkDown, Persist, Received, Recycle, Send, Stop, Tick
+from windlass._wire.effects import Dial, Hangup, Later, LinkDown, Log, Persist, Received, Recycle, Send, Stop, Tick
 from windlass.manager.records import AnyRecord, Image, Term
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
@@ -17,11 +17,12 @@ from windlass.testing.aims import AFTER, BEFORE, WHATS, draw_aims, shoot
 from windlass.testing.faults import draw_faults, next_fault
 from windlass.testing.history import History, KeyShape, Pulled, WorkerLog
 from windlass.testing.leases import LeaseProgram
-from windlass.testing.network import Box, Network, Pair, PoisonedHeap
+from windlass.testing.network import Box, Network, PoisonedHeap
 from windlass.testing.program import Condition, Plan, Program, Reader
 from windlass.testing.rest import at_rest, final_values
 from windlass.testing.saving import Saver
 from windlass.testing.story import event_text
+from windlass.testing.walls import Wall, heal, let_pass, outlast
 from windlass.types import MANAGER, Bounded, Consistency, Eventual, Incarnation, Role, Sequential
 from windlass.worker.ops import Op, Request
 from windlass.worker.state import ASK_AGAIN_SECONDS, GIVE_UP_SECONDS, REDIAL_SECONDS, Call, Submit, WorkerState
@@ -52,6 +53,8 @@ class Limits:
     """Links or nodes that are slow for a while."""
     partitions: int = 1
     """How often some nodes cannot reach others for a while."""
+    cuts: int = 1
+    """How often two servers cannot reach each other, though the manager reaches both."""
     departures: int = 1
     zombies: int = 1
     joins: int = 1
@@ -85,7 +88,7 @@ class Limits:
 
 
 CALM = Limits(
-    breaks=0, drops=0, copies=0, slows=0, partitions=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0,
+    breaks=0, drops=0, copies=0, slows=0, partitions=0, cuts=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0,
     additions=0, drains=0, restarts=0, aims=0,
 )  # fmt: skip
 """Nothing goes wrong, and nobody comes or goes. A test that looks for one thing adds it."""
@@ -100,14 +103,6 @@ class Away:
     is_stopped: bool
     late: Incarnation | None = None
     is_parted: bool = True
-
-
-@dataclass(slots=True)
-class Wall:
-    """Between nodes that cannot reach each other, until so many steps have been made."""
-
-    until: int
-    stones: set[Pair]
 
 
 @dataclass(slots=True, eq=False)
@@ -155,7 +150,7 @@ class World:
         self.office = Hosted(ManagerState(config))
         self._manager_at = 0  # the step at which a dead manager's successor starts
         self._manager_by = 0.0  # and the time: before those who ask it something give up
-        self._manager_seconds = 0.0  # its own clock, which runs while it waits for those who cannot come
+        self.manager_seconds = 0.0  # its own clock, which runs while it waits for those who cannot come
         self.servers: dict[Incarnation, ServerState] = {}
         self.heaps: dict[Incarnation, PoisonedHeap] = {}
         self.workers: dict[Incarnation, WorkerNode] = {}
@@ -164,6 +159,7 @@ class World:
         self.leaving: set[Incarnation] = set()
         self.away: dict[Incarnation, Away] = {}
         self.walls: list[Wall] = []
+        self.stalled = ""  # who waited behind a cut for too long, in words
         self.is_odd = False  # somebody is away, or there is no manager that speaks
         self._fault_at = 1  # the step at which the next thing may go wrong
         self._server_kind = server
@@ -279,7 +275,7 @@ class World:
                         box = other
                 if box.slow_until > now and random() < 0.9:
                     continue
-                if self.away and self._is_kept_from(box):
+                if (self.away or self.net.muted) and self._is_kept_from(box):
                     continue
                 self._next(box)
                 if not busy:
@@ -354,19 +350,9 @@ class World:
         self.is_odd = True
         self.away[me] = Away(self.now + self.rng.randint(50, 400), True, is_parted=False)
 
-    def raise_wall(self, some: Collection[Incarnation], others: Collection[Incarnation]) -> None:
-        """Keep these and those from each other for some while."""
-        self.is_odd = True
-        self.walls.append(Wall(self.now + self.rng.randint(30, 400), self.net.part(some, others)))
-
-    def _heal(self, wall: Wall) -> None:
-        self.walls.remove(wall)
-        self.net.heal(wall.stones)
-        self.tell("*** and can reach them again")
-
     def _is_kept_from(self, box: Box) -> bool:
         """Whether what is in this box does not get through now."""
-        if box.node in self.away and self.away[box.node].is_stopped:
+        if id(box) in self.net.muted or (box.node in self.away and self.away[box.node].is_stopped):
             return True
         return box is self.net.links.get((MANAGER, box.node)) and any(
             box.node == away.late for away in self.away.values()
@@ -383,10 +369,10 @@ class World:
                 return True
         for wall in self.walls:
             if self.now >= wall.until:
-                self._heal(wall)
+                heal(self, wall)
                 return True
         if self.rng.random() < self.pace and not self._is_manager_missed():
-            self.seconds += self.rng.choice((0.1, 1.0, LEASE_SECONDS))
+            let_pass(self, self.rng.choice((0.1, 1.0, LEASE_SECONDS)))
             for me in self.servers:
                 if me not in self.net.dead and self.rng.random() < 0.7:
                     self.net.put(self.net.box(me, "tick"), Tick())
@@ -409,7 +395,7 @@ class World:
     def _try_patience(self) -> None:
         """Let the manager wait in vain for those who cannot come."""
         if self.manager.missing <= {*self.net.dead, *self.away}:
-            self._manager_seconds += self.rng.choice((0.1, 1.0, LEASE_SECONDS))
+            self.manager_seconds += self.rng.choice((0.1, 1.0, LEASE_SECONDS))
             self.net.put(self.net.box(MANAGER, "tick"), Tick())
 
     def _is_manager_missed(self) -> bool:
@@ -438,15 +424,17 @@ class World:
 
     def _let_time_pass(self) -> None:
         """Nothing moves: whoever still waits hears that time has passed, a few times, and may ask again."""
+        if self.walls and outlast(self):
+            return
         for wall in list(self.walls):
-            self._heal(wall)
+            heal(self, wall)
         if MANAGER in self.net.dead:
             self._start_manager()
         if self.manager.is_recovering and self._num_pauses < MAX_PAUSES:
             self._num_pauses += 1
-            self._manager_seconds += LEASE_SECONDS
+            self.manager_seconds += LEASE_SECONDS
             self.net.put(self.net.box(MANAGER, "tick"), Tick())
-        waiting = [me for me, worker in self.workers.items() if me not in self.net.dead and worker.state.has_work]
+        waiting = self.waiting()
         if waiting and self._num_pauses < MAX_PAUSES and self.plan.leased is not None:
             self.net.put(self.net.box(MANAGER, "tick"), Tick())
         if waiting and self._num_pauses < MAX_PAUSES:
@@ -454,6 +442,15 @@ class World:
             self.seconds += ASK_AGAIN_SECONDS
             for me in (*waiting, *(me for me in self.servers if me not in self.net.dead)):
                 self.net.put(self.net.box(me, "tick"), Tick())
+
+    def waiting(self) -> list[Incarnation]:
+        """Workers that have asked for something, and not got it."""
+        return [me for me, worker in self.workers.items() if me not in self.net.dead and worker.state.has_work]
+
+    @property
+    def is_without_manager(self) -> bool:
+        """Whether there is no manager that speaks."""
+        return MANAGER in self.net.dead or self.manager.is_recovering
 
     def _is_under_way(self) -> bool:
         """Whether there is something worth disturbing: most runs are left alone until somebody pushes."""
@@ -478,7 +475,8 @@ class World:
 
     def _to_manager(self, event: Any) -> None:
         was_recovering = self.manager.is_recovering
-        self._perform(MANAGER, self.office.handle(event, self._manager_seconds))
+        self._perform(MANAGER, self.office.handle(event, self.manager_seconds))
+        self.net.shots.detours += type(event) is Received and type(event.message) is m.PassOn
         if was_recovering and not self.manager.is_recovering:
             self._count_out()
 
@@ -499,8 +497,8 @@ class World:
             if not isinstance(event, Tick) or self.manager.is_recovering:
                 self._to_manager(event)
             else:
-                self._manager_seconds += self.rng.choice((0.1, 1.0, 6.0))
-                self._perform(node, self.office.scheduler.handle(event, self._manager_seconds))
+                self.manager_seconds += self.rng.choice((0.1, 1.0, 6.0))
+                self._perform(node, self.office.scheduler.handle(event, self.manager_seconds))
         elif node in self.servers:
             self._perform(node, self.servers[node].handle(event, self.seconds))
         else:
@@ -559,6 +557,8 @@ class World:
                 net.put(net.box(node, "dial"), effect)
             elif kind is Persist:
                 self.records.append(effect.record)
+            elif kind is Log and node == MANAGER:
+                net.shots.rechains += "not reach each other" in effect.text
             elif kind is Hangup:
                 net.disconnect(node, effect.peer, effect.reason)
             elif kind is Stop:
