@@ -36,20 +36,27 @@ class TimeoutError(ClusterError, builtins.TimeoutError):
 class LostRange(ClusterError):
     """A range of a key was held only by servers that are gone."""
 
-    def __init__(self, key: str, lo: int, hi: int, server: str, checkpoint: str = "") -> None:
-        what_to_do = (
-            f"restart the cluster and load the last checkpoint, '{checkpoint}', or have that done by "
-            "Cluster(on_server_loss='restore')"
-            if checkpoint
-            else "no checkpoint was saved: begin anew, with replicas=1 or checkpoint_every="
-        )
+    def __init__(
+        self, key: str, lo: int, hi: int, server: str, checkpoint: str = "", is_restored: bool = False
+    ) -> None:
+        """`is_restored` where a cluster goes back to its checkpoint by itself."""
+        if not checkpoint:
+            what_to_do = "no checkpoint was saved: begin anew, with replicas=1 or checkpoint_every="
+        elif is_restored:
+            what_to_do = f"on_server_loss='restore' goes back to the last checkpoint, '{checkpoint}', three times a run"
+        else:
+            what_to_do = (
+                f"restart the cluster and load the last checkpoint, '{checkpoint}', or have that done by "
+                "Cluster(on_server_loss='restore')"
+            )
         super().__init__(
             f"elements [{lo}, {hi}) of '{key}' were held by {server}, which died, and by no replica; {what_to_do}"
         )
         self.key, self.lo, self.hi, self.server, self.checkpoint = key, lo, hi, server, checkpoint
+        self.is_restored = is_restored
 
-    def __reduce__(self) -> tuple[type[LostRange], tuple[str, int, int, str, str]]:
-        return type(self), (self.key, self.lo, self.hi, self.server, self.checkpoint)
+    def __reduce__(self) -> tuple[type[LostRange], tuple[str, int, int, str, str, bool]]:
+        return type(self), (self.key, self.lo, self.hi, self.server, self.checkpoint, self.is_restored)
 
 
 class DamagedCheckpoint(ClusterError):

@@ -14,6 +14,7 @@ from windlass.chaos.plan import (
     Plan,
     Target,
     in_words,
+    parse_delay,
     parse_seconds,
     parse_share,
     parse_sides,
@@ -68,6 +69,13 @@ def test_shares_and_times_have_units() -> None:
     assert [parse_seconds(text) for text in ("20ms", "5s", "5", "1.5m", "2h")] == [0.02, 5.0, 5.0, 90.0, 7200.0]
 
 
+@pytest.mark.parametrize(("text", "number"), [("20", "20"), (" 0.5 ", "0.5"), (".5", ".5")])
+def test_a_delay_without_its_unit_is_refused_with_what_may_be_meant(text: str, number: str) -> None:
+    with pytest.raises(UsageError, match=f"delay expects a time with its unit.*: {number}ms or {number}s is meant"):
+        parse_delay(text)
+    assert [parse_delay(one) for one in ("20ms", "0.5s", "0", "0ms")] == [0.02, 0.5, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("text", ["120%", "100%", "-1%", "1.0", "many", ""])
 def test_a_share_of_all_or_more_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="drop expects a share from 0% to below 100%"):
@@ -119,10 +127,16 @@ def test_seeds_draw_different_orders() -> None:
 @given(st.integers(0, 2**40), st.floats(0.1, 200.0))
 def test_every_fault_comes_once_before_any_comes_again(seed: int, seconds: float) -> None:
     shots = schedule(_plan(seed, seconds), 3.0)
-    assert [shot.at for shot in shots] == [5.0 * n for n in range(len(shots))]
+    first = min(5.0, seconds) / 2
+    assert [shot.at for shot in shots] == [first + 5.0 * n for n in range(len(shots))]
     assert shots[-1].at < seconds <= shots[-1].at + 5.0
     for start in range(0, len(shots) - 6, 7):
         assert len({str(shot) for shot in shots[start : start + 7]}) == 7
+
+
+def test_the_first_fault_leaves_the_job_time_to_work() -> None:
+    assert [shot.at for shot in schedule(_plan(1, 12.0), 3.0)] == [2.5, 7.5]
+    assert [shot.at for shot in schedule(_plan(1, 1.0), 3.0)] == [0.5]
 
 
 def test_nodes_are_held_for_less_than_a_lease_and_for_more_by_turns() -> None:

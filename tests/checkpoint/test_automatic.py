@@ -152,6 +152,9 @@ def test_a_server_that_is_lost_again_and_again_ends_in_an_error(tmp_path):
     with wl.Cluster(chunk_bytes=16 << 10, on_server_loss="restore") as cluster:
         cluster.run(_count, 2)
         cluster.store().save(tmp_path)
-        with pytest.raises(wl.LostRange):
+        with pytest.raises(wl.LostRange) as caught:
             cluster.run(work)
+        told = str(caught.value)
+        assert f"on_server_loss='restore' goes back to the last checkpoint, '{cluster.last_checkpoint}'" in told
+        assert "or have that done" not in told  # it is done already
         assert sum(node.role == "server" for node in cluster.nodes()) == 4  # one, and three in its place

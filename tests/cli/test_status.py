@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -7,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.cli.command import named, read_lines, started, windlass
+from windlass.cli.tables import show
 from windlass.engines.config import find_clusters
 
 SCRIPT = """
@@ -65,6 +68,23 @@ def test_status_shows_tables_within_80_columns(run: subprocess.Popen[str]) -> No
     text = "\n".join(mine)
     for words in ("generation 1.1", "server-0  server", "bounded(2)", "sum, sgd", "clocks"):
         assert words in text
+
+
+def test_nodes_that_have_left_are_told_as_a_number() -> None:
+    node = {"rank": 0, "pid": 7, "address": "", "incarnation": 1}
+    nodes = [{"name": "server-0", "role": "server", "state": "alive"} | node]
+    nodes += [{"name": f"worker-{rank}", "role": "worker", "state": "gone"} | node for rank in range(40)]
+    nodes += [{"name": "server-1", "role": "server", "state": "gone"} | node]
+    cluster = {
+        "driver": 1, "command": "", "manager": [], "generation": "1.43", "nodes": nodes, "keys": {}, "servers": {},
+        "problems": [],
+    }  # fmt: skip
+    console = Console(file=io.StringIO(), width=80)
+    show(console, cluster)
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "gone: 1 server, 40 workers" in told
+    assert "worker-3" not in told
+    assert told.count("server-") == 1
 
 
 def test_a_manager_is_named_by_address_and_token(run: subprocess.Popen[str]) -> None:

@@ -125,7 +125,8 @@ def schedule(plan: Plan, lease_seconds: float) -> list[Shot]:
     shots: list[Shot] = []
     is_long = rng.random() < 0.5
     waiting: list[tuple[Deed, Target | None, Sides]] = []
-    while deeds and (at := len(shots) * plan.every_seconds) < max(plan.seconds, 1e-9):
+    first = min(plan.every_seconds, plan.seconds) / 2  # the job is to work first
+    while deeds and (at := first + len(shots) * plan.every_seconds) < max(plan.seconds, 1e-9):
         if not waiting:
             waiting = rng.sample(deeds, len(deeds))
         deed, target, sides = waiting.pop()
@@ -182,6 +183,14 @@ def parse_seconds(text: str) -> float:
     if match is None:
         raise UsageError(f"expected a time (20ms, 5s, 2m), got {text!r}")
     return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+
+
+def parse_delay(text: str) -> float:
+    """A time with its unit, for it is usually one of milliseconds; or 0."""
+    number = text.strip()
+    if re.fullmatch(r"\d+(?:\.\d*)?|\.\d+", number) and float(number):
+        raise UsageError(f"delay expects a time with its unit, got {text!r}: {number}ms or {number}s is meant")
+    return parse_seconds(text)
 
 
 def in_words(sides: Sequence[Sequence[Target]]) -> str:

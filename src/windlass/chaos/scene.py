@@ -19,6 +19,7 @@ from windlass.types import Array
 
 LOOK_SECONDS = 0.3
 RESERVED = "windlass/"
+LOOK_AGAIN_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class Scene:
         self.nodes = {node["name"]: node for node in said["nodes"] if node["state"] == "alive"}
         self.keys, self.generation = said["keys"], said["generation"]
         return True
+
+    @property
+    def is_look_due(self) -> bool:
+        """Whether the manager was not asked a moment ago."""
+        return time.monotonic() - self.looked_at > LOOK_AGAIN_SECONDS
 
     @property
     def looker(self) -> Looker:

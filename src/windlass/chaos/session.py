@@ -38,7 +38,7 @@ class Session:
 
     def run(self, is_over: Callable[[], bool]) -> None:
         """Fire, for as long as the plan says, and watch until `is_over()`. Begins when the cluster is complete and a
-        first push was acknowledged. Blocks. However it ends, nobody is left stopped, and no link cut."""
+        first push of the job's own was acknowledged. Blocks. However it ends, nobody is left stopped, no link cut."""
         try:
             if not self._await_work(is_over):
                 return
@@ -64,10 +64,18 @@ class Session:
         while not is_over():
             if not self._scene.is_complete and not self._scene.look():
                 time.sleep(TURN_SECONDS)
-            if self._scene.is_complete and self._scene.rows()["acked_pushes"].any():
+            if self._scene.is_complete and self._is_at_work():
                 return True
             time.sleep(TURN_SECONDS)
         return False
+
+    def _is_at_work(self) -> bool:
+        """Whether a push of the job's own was acknowledged: not one at a barrier, or where workers meet."""
+        rows = self._scene.rows()
+        pushed = {int(key) for key in rows["key"][rows["acked_pushes"] > 0]}
+        if pushed and not pushed & self._scene.user_keys() and self._scene.is_look_due:
+            self._scene.look()
+        return bool(pushed & self._scene.user_keys())
 
     def _until(self, moment: float, is_over: Callable[[], bool]) -> bool:
         while time.monotonic() < moment and not is_over():

@@ -139,6 +139,7 @@ def run(
                 trace=check_path(trace),
                 replicas=replicas,
                 on_worker_loss=check_on_worker_loss(on_worker_loss),
+                restores=on_server_loss == "restore",
             ),
             script=check_script(script, arguments or [], is_module=is_module),
             save=SavePlan(checkpoint, checkpoint_every, keep, on_server_loss),

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from windlass._ledger import Ledger, Phase
-from windlass.chaos.plan import Plan, parse_seconds, parse_share, parse_sides, parse_target
+from windlass.chaos.plan import Plan, parse_delay, parse_seconds, parse_share, parse_sides, parse_target
 from windlass.chaos.report import Report
 from windlass.chaos.scene import There
 from windlass.chaos.session import Session
@@ -63,7 +63,7 @@ class Wanted:
             stop=tuple(parse_target(one) for text in self.stop for one in text.split(",")),
             partitions=tuple(map(parse_sides, self.partition)),
             drop=parse_share(self.drop),
-            delay_seconds=parse_seconds(self.delay),
+            delay_seconds=parse_delay(self.delay),
             every_seconds=parse_seconds(self.every),
             seconds=parse_seconds(self.length),
             seed=random.randrange(1 << 32) if self.seed is None else self.seed,

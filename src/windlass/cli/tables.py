@@ -24,7 +24,7 @@ def show(console: Console, cluster: dict[str, Any]) -> None:
     console.print(f"[bold]Cluster of {who}[/bold]{command}", soft_wrap=True)
     if cluster["generation"]:
         console.print(f"generation {cluster['generation']}{_missing(cluster)}")
-        console.print(_nodes(cluster), "", sep="\n")
+        console.print(_nodes(cluster), *_departed(cluster), "", sep="\n")
         keys = {name: key for name, key in cluster["keys"].items() if not name.startswith("windlass/")}
         if keys:
             shown = dict(list(keys.items())[:MAX_KEY_ROWS])
@@ -80,11 +80,20 @@ def _nodes(cluster: dict[str, Any]) -> Table:
         table.add_row("manager", "manager", "", "[green]alive[/green]", escape(", ".join(cluster["manager"])))
     silent = {problem.partition(" ")[0] for problem in cluster["problems"]}
     for node in cluster["nodes"]:
+        if node["state"] == "gone":
+            continue
         state = "silent" if node["name"] in silent and node["state"] == "alive" else node["state"]
         colour = {"alive": "green", "silent": "yellow"}.get(state, "red")
         address = escape(node["address"]) or "[dim]dials out[/dim]"
         table.add_row(node["name"], node["role"], str(node["pid"]), f"[{colour}]{state}[/{colour}]", address)
     return table
+
+
+def _departed(cluster: dict[str, Any]) -> list[str]:
+    """One line on the nodes that have left; --json shows each."""
+    gone = Counter(node["role"] for node in cluster["nodes"] if node["state"] == "gone")
+    counts = [f"{number} {role}{'s' if number > 1 else ''}" for role, number in sorted(gone.items())]
+    return [f"[dim]gone: {', '.join(counts)}[/dim]"] if counts else []
 
 
 def _keys(cluster: dict[str, Any], keys: dict[str, Any]) -> Table:

@@ -68,7 +68,9 @@ class Cluster:
         chaos = options.pop("chaos", False)
         if not isinstance(chaos, bool) or (chaos and engine == "threads"):
             raise UsageError(f"chaos expects True or False, and engine='processes', got {chaos!r} and {engine!r}")
-        chosen = _options(consistency, options | {"replicas": replicas, "chaos": OWN_LEDGER if chaos else ""})
+        restores = self._save_plan.on_server_loss == "restore"
+        given = {"replicas": replicas, "chaos": OWN_LEDGER if chaos else "", "restores": restores}
+        chosen = _options(consistency, options | given)
         self._is_open = True
         self._engine: ProcessEngine | ThreadEngine
         if engine == "threads" and transport != "auto":

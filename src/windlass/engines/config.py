@@ -58,6 +58,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     notice_seconds: float = 30.0
     on_worker_loss: str = "fail"
     journal: str = ""  # the manager's; empty: in memory, for as long as the driver lives
+    restores: bool = False  # when a server is lost with what only it held, the launcher goes back to the checkpoint
     chaos: str = ""  # the ledger of a cluster that can be disturbed; empty: it cannot, and pays nothing for it
 
     @property
@@ -156,6 +157,7 @@ def open_store(config: NodeConfig) -> Store:
     options = config.options.for_store()
     recorder = open_recorder(config.record, me)
     state = WorkerState(me, join, config.manager, config.options.beat_seconds)
+    state.is_restored = config.options.restores
     client = make_client(hub, state, options, is_eager=False, recorder=recorder)
     if isinstance(hub, FaultyHub) and config.role is Role.WORKER:
         client.witness = Witness(hub.ledger, me)

@@ -150,6 +150,7 @@ def run_worker(channel: Channel, config: bytes) -> None:
     try:
         while (order := orders.get()) is not None:
             if order.members:
+                store._client.arrive()
                 store._client.meet(order.members, MEET_SECONDS)
             _answer(channel, _obey(order, store))
     finally:

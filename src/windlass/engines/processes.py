@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import cloudpickle
@@ -30,6 +31,8 @@ from windlass.worker.driver import DriverStore
 PRELOAD = ("numpy", "msgspec", "windlass.engines.nodes", "windlass.store.kernels")
 STRAGGLE_SECONDS = 1.0
 """After a worker failed: how long `run` waits for the others to hear of it. The next run replaces them anyway."""
+MAX_STARTS = 3
+"""How often a worker that is to replace another is started, if it is killed before it has joined."""
 JUDGE_SECONDS = 20.0
 """How long the servers wait, at the end, for the `windlass chaos` that wants to see what they have counted."""
 
@@ -248,13 +251,20 @@ class ProcessEngine:
         self._await_ready(empty)
 
     def _replace(self, name: str) -> Child:
-        """Another worker in this seat, while a run is under way."""
-        self.children[name].wait(5.0)
-        self.children[name].channel.close()
+        """Another worker in this seat, while a run is under way; and another, if that one is killed as it starts."""
         rank = int(name.removeprefix("worker-"))
-        child = self._spawn(name, "run_worker", Role.WORKER, rank, is_late=True)
-        self._await_ready([name])
-        return child
+        for attempt in count(1):
+            self.children[name].wait(5.0)
+            self.children[name].channel.close()
+            child = self._spawn(name, "run_worker", Role.WORKER, rank, is_late=True)
+            try:
+                self._await_ready([name])
+                return child
+            except ClusterError:
+                is_killed = (child.wait(1.0) or 0) < 0
+                if not is_killed or attempt == MAX_STARTS:
+                    raise
+        raise AssertionError
 
     def add_worker(self) -> str:
         rank = self._counts[1]

@@ -256,6 +256,10 @@ class ManagerState:
         if peer in self.nodes:
             self._empty_seats.discard(peer)
             self._heard[peer] = self._now
+            node = self.nodes[peer]
+            if node.is_late and not join.is_late:
+                self.nodes[peer] = msgspec.structs.replace(node, is_late=False)
+                return self._publish(f"{node.name} is late no more")
             return [Send(peer, self._membership("joined again"))] if self.is_complete else []
         if any(node.incarnation == peer for node in self.departed):  # declared dead: it must come as somebody new
             return [Send(peer, self._membership(f"incarnation {peer} was declared dead"))]

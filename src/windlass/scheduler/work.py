@@ -18,8 +18,8 @@ from windlass.types import Incarnation, KeyId
 REST_AFTER_SECONDS = 0.05
 """How long who finds nothing to do is left to wait before it is told to rest: others may be done in a moment."""
 
-ANSWER_AFTER_SECONDS = 5.0
-"""How long one that waits outside is left without an answer: it asks again."""
+ANSWER_AFTER_SECONDS = 0.5
+"""How long one that waits outside is left without an answer: it asks again, and rests on keys made meanwhile."""
 
 
 @dataclass(slots=True)

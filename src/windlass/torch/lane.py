@@ -40,11 +40,19 @@ class Lane:
         reduce: str | Reducer = "mean",
         update: str | Updater = "assign",
         consistency: Consistency | None = None,
+        gives: bool | None = None,
     ) -> None:
-        """Make the key; its first value is what the parameters are now. Every worker calls it; blocks."""
+        """Make the key; its first value is what the parameters are now, in the lowest rank, or in whoever `gives` it.
+        Every worker calls it; blocks until the value is there."""
         value = torch.cat([self.tensors[number].detach().reshape(-1).cpu() for number in self.bucket.members])
-        self._store.create(
-            self.key, value, reduce=reduce, update=update, consistency=consistency, priority=self.bucket.priority
+        self._store._create(
+            self.key,
+            value,
+            reduce=reduce,
+            update=update,
+            consistency=consistency,
+            priority=self.bucket.priority,
+            gives=gives,
         )
         self._buffer = self._store.buffer(self.key)
         for number, flat in self._cut(self._buffer):
@@ -86,16 +94,21 @@ class Lane:
                 return number
         return None
 
-    def send(self, hyper: dict[str, float] | None = None) -> None:
-        """Push what is staged, all or nothing of it, and ask for the value."""
+    def send(self, hyper: dict[str, float] | None = None, *, is_skipped: bool = False) -> None:
+        """Push what is staged, all or nothing of it, and ask for the value. A step that `is_skipped` completes no
+        batch."""
         self.hyper = hyper
+        begun = None if is_skipped else self._store.begun_batches or None
         if self._staged:
-            begun = self._store.begun_batches or None
             self.task = self._store.pushpull(self.key, self._buffer, hyper=hyper, wait=False, completes=begun)
         else:  # nothing to contribute; the round still needs a word from every member
             assert self._buffer is not None
-            self._store.push(self.key, self._buffer[:0], range=(0, 0), hyper=hyper)
+            self._store.push(self.key, self._buffer[:0], range=(0, 0), hyper=hyper, completes=begun)
             self.task = self._store.pull(self.key, wait=False)
+
+    def rest(self) -> None:
+        """Let nobody wait for this worker here until it sends something. Blocks."""
+        self._store._rest(self._store._entries[self.key])
 
     def ask(self) -> None:
         """Ask for the value, without a push."""

@@ -9,6 +9,7 @@ import msgspec
 
 from windlass.errors import UsageError
 from windlass.torch.buckets import Parameter
+from windlass.torch.charter import Begun, Terms
 from windlass.worker.store import Store
 
 
@@ -30,32 +31,50 @@ def forget(store: Store, *keys: str) -> None:
     store.barrier()
 
 
-def same_model(what: Sequence[dict[str, Any]], models: Sequence[Sequence[Parameter]]) -> None:
-    """UsageError, naming worker and parameter, unless every worker has the same options and the same parameters."""
-    for rank in range(1, len(models)):
-        for option, value in what[rank].items():
-            if value != what[0].get(option):
-                raise UsageError(f"worker-{rank} has {option}={value!r}, worker-0 {option}={what[0].get(option)!r}")
-        ours, first = models[rank], models[0]
-        for one, other in zip(ours, first, strict=False):
-            if one != other:
-                raise UsageError(f"worker-{rank} has {_told(one)} where worker-0 has {_told(other)}")
-        if len(ours) != len(first):
-            longer, shorter = (rank, 0) if len(ours) > len(first) else (0, rank)
-            extra = max(ours, first, key=len)[min(len(ours), len(first))]
-            raise UsageError(f"worker-{longer} has {_told(extra)}, which worker-{shorter} does not have")
+def same_model(mine: Terms, theirs: Terms) -> None:
+    """UsageError, naming worker and parameter, unless these two workers have the same options and parameters."""
+    me = f"worker-{mine.rank}"
+    who = f"worker-{theirs.rank}" + (" before it" if mine.rank == theirs.rank else "")
+    for option, value in mine.agreed.items():
+        other = theirs.agreed.get(option)
+        if value != other:
+            raise UsageError(f"{me} has {option}={value!r}, {who} {option}={other!r}")
+    ours, first = mine.parameters, theirs.parameters
+    for one, two in zip(ours, first, strict=False):
+        if one != two:
+            raise UsageError(f"{me} has {_told(one)} where {who} has {_told(two)}")
+    if len(ours) != len(first):
+        longer, shorter = (me, who) if len(ours) > len(first) else (who, me)
+        extra = max(ours, first, key=len)[min(len(ours), len(first))]
+        raise UsageError(f"{longer} has {_told(extra)}, which {shorter} does not have")
+
+
+def same_part(mine: Begun, theirs: Begun, names: Sequence[str]) -> None:
+    """UsageError, naming worker and parameter, unless both workers' first steps found the same."""
+    both = [[name for name, takes in zip(names, one.takes_part, strict=True) if takes] for one in (theirs, mine)]
+    _same_gradients(both[1], mine.rank, both[0], theirs.rank)
+    if mine.is_summed != theirs.is_summed:
+        how = {True: "batches(global_batch=)", False: "batches without global_batch"}
+        raise UsageError(
+            f"worker-{mine.rank} takes {how[mine.is_summed]}, worker-{theirs.rank} {how[theirs.is_summed]}: let every "
+            "worker take the same"
+        )
 
 
 def same_gradients(names: Sequence[Sequence[str]]) -> None:
     """UsageError, naming worker and parameter, unless every worker has gradients of the same parameters."""
     for rank in range(1, len(names)):
-        for has, lacks in ((rank, 0), (0, rank)):
-            missing = sorted(set(names[has]) - set(names[lacks]))
-            if missing:
-                raise UsageError(
-                    f"worker-{lacks} has no gradient of '{missing[0]}', worker-{has} has one; if a worker's forward "
-                    "may leave parameters out, pass find_unused_parameters=True"
-                )
+        _same_gradients(names[rank], rank, names[0], 0)
+
+
+def _same_gradients(one: Sequence[str], rank: int, other: Sequence[str], other_rank: int) -> None:
+    for has, lacks, who, whom in ((one, other, rank, other_rank), (other, one, other_rank, rank)):
+        missing = sorted(set(has) - set(lacks))
+        if missing:
+            raise UsageError(
+                f"worker-{whom} has no gradient of '{missing[0]}', worker-{who} has one; if a worker's forward may "
+                "leave parameters out, pass find_unused_parameters=True"
+            )
 
 
 BACKWARD, STEP = "ended a backward()", "calls step()"

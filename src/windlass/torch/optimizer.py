@@ -26,7 +26,8 @@ MODES = ("store", "allreduce")
 class Optimizer(torch.optim.Optimizer):
     """Data-parallel training in one line: `optimizer = wl.torch.Optimizer(optimizer, store)`.
 
-    Every worker makes one, over the same parameters, which then have rank 0's values. `step()` applies the mean of
+    Every worker makes one, over the same parameters, which then have rank 0's values; with `mode="store"` a worker that
+    comes to a run under way has the servers' values, and goes on with the others. `step()` applies the mean of
     all workers' gradients: with `mode="store"` the servers run the optimizer and the new parameters come back; with
     `mode="allreduce"` the mean gradients come back and every worker runs its own, as under DistributedDataParallel.
     Gradients leave during backward. Learning-rate schedulers, parameter groups, GradScaler, clipping and accumulation
@@ -64,17 +65,17 @@ class Optimizer(torch.optim.Optimizer):
         self.mode = mode
         self._inner = optimizer
         options = TrainingOptions(name or "", bucket_bytes, overlap, find_unused_parameters)
+        frozen = [t for group in optimizer.param_groups for t in group["params"] if not t.requires_grad]
         self._model = SharedModel(
             store,
             _named(optimizer, named_parameters),
             options,
             default="optimizer",
+            frozen=frozen,
             mode=mode,
             optimizer=type(optimizer).__name__,
             groups=[_numbers(group) for group in optimizer.param_groups],
         )
-        frozen = [t for group in optimizer.param_groups for t in group["params"] if not t.requires_grad]
-        self._model.share(frozen)
         self._serving: Serving | None = None
         self._averaging: Averaging | None = None
         if mode == "store":
@@ -107,15 +108,11 @@ class Optimizer(torch.optim.Optimizer):
         """Apply the mean of all workers' gradients; every parameter is new when it returns. Blocks.
 
         A step completes the batches of `store.batches` that were begun since the last one. `completes` need not say so:
-        it makes sure of it.
+        it makes sure of it. With `batches(global_batch=)` it applies the sum of the workers' shares: multiply each
+        batch's mean loss by `batch.weight`, and step when `batch.is_last`.
         """
         if completes is not None:
             check_begun(self.store, completes)
-        if any(batch.weight != 1.0 for batch in self.store.begun_batches):
-            raise UsageError(
-                f"{self._model.who}: batches(global_batch=) is for keys that sum what is pushed; an optimizer takes "
-                "the mean of its workers. Leave global_batch out, or push by hand"
-            )
         if self._backward.is_closed:
             raise UsageError(
                 f"{self._model.who}: this optimizer, '{self.name}', is closed, or another of its name or on its "
@@ -218,10 +215,11 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state, a torch optimizer's or this one's. Every worker calls it; rank 0's state counts, and
-        rank 0's parameter groups. Blocks."""
+        rank 0's parameter groups. Blocks. Of a worker that came later the groups alone are taken: the servers have
+        gone on with the state."""
         if self._serving is None:
             state_dict = rank_0s(self._model, state_dict)
-        else:  # the state goes to the servers
+        elif not self._model.is_late:  # the state goes to the servers
             groups = rank_0s(self._model, {"param_groups": state_dict["param_groups"]})
             state_dict = {**state_dict, **groups}
         self._inner.load_state_dict(state_dict)
@@ -233,7 +231,8 @@ class Optimizer(torch.optim.Optimizer):
                 if self.state.get(tensor)
             }
             self.state.clear()
-            self._serving.load(loaded)
+            if not self._model.is_late or self._serving.lanes is None:
+                self._serving.load(loaded)
 
     def share_parameters(self) -> None:
         """Make rank 0's values of the parameters everybody's, after they were changed by hand (a checkpoint loaded in

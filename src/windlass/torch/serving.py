@@ -5,12 +5,16 @@ so that whatever a script does between backward and step is done to the mean. If
 leave *early* from then on: pushed during backward, reduced and applied by the servers in one pass. If it clipped or
 unscaled them, they go on being *averaged* first, and each worker then pushes its share of them for the servers to
 apply. Under bounded delay and eventual consistency there is no mean to wait for: touched gradients leave *at step*.
+
+Leased work (`store.batches`) goes to whoever asks, so workers make unequally many steps, and come and go: nobody can be
+met. There each worker chooses for itself, *alone*, and finds in the model's charter what it has to know of the others.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from enum import Enum
 
 import numpy as np
@@ -21,8 +25,9 @@ from windlass.errors import UsageError
 from windlass.torch import state
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
+from windlass.torch.charter import Begun
 from windlass.torch.lane import Lane
-from windlass.torch.meeting import forget, gather
+from windlass.torch.meeting import forget, gather, same_part
 from windlass.torch.rules import rule_of
 from windlass.torch.shared_model import Lanes, SharedModel, late
 from windlass.types import Sequential
@@ -52,7 +57,8 @@ class Serving:
         self._rules = [rule_of(optimizer, group) for group in optimizer.param_groups]
         self._passes: list[int] | None = None  # how often each gradient is accumulated before it leaves
         self._is_touched_before = False
-        self._seats = model.store.num_workers
+        self._is_alone = self._is_summed = False
+        self._seats = model.store._client.state.num_founders
         # What the optimizer has gathered so far, or load_state_dict gave, until there are keys for it:
         self._loaded: state.State = {
             number: dict(optimizer.state[tensor])
@@ -64,7 +70,27 @@ class Serving:
         # As they were at the end of the first backward:
         self._hypers: list[dict[str, float] | None] = []
         self._seen: list[tuple[torch.Tensor | None, torch.Tensor | None]] = []  # the gradient, and a copy of it
+        self._marks: list[tuple[torch.Tensor | None, int]] = []  # the gradient, and its version
+        if model.begun is not None:
+            self._join(model.begun)
 
+    def _join(self, begun: Begun) -> None:
+        """Others have made steps: take their values and go on with them. Nobody waits for a worker that came later
+        until it makes a step itself, or `store.batches` lets it in."""
+        model = self._model
+        keys = model.store.keys()
+        if self._is_sequential and f"{model.options.name}/seats" in keys:
+            raise UsageError(
+                f"{model.who} came to a run under way, whose gradients are changed between backward() and step(): so "
+                "every worker needs everybody's, and has to be there from the first step on"
+            )
+        self._is_alone, self.averaging = True, None
+        self._make(begun, gives=False)
+        assert self.lanes is not None
+        if model.is_late:
+            for lane in self.lanes:
+                lane.rest()
+        self.refresh()
     # --- during backward --------------------------------------------------------------------------------------------
 
     def _on_gradient(self, number: int) -> None:
@@ -90,22 +116,36 @@ class Serving:
                 full.send(self._hyper(full.bucket.group))
 
     def _on_end(self) -> None:
+        self._look_for_work()
         if self.averaging is not None and self.plan in (Plan.FIRST, Plan.AVERAGED):
             self.averaging.finish_backward()
         if self.plan is Plan.FIRST:
             self._hypers = self._all_hypers()
             grads = [tensor.grad for tensor in self._model.tensors]
             self._seen = [(grad, None if grad is None else grad.detach().clone()) for grad in grads]
+        elif self._is_alone and self.plan is Plan.AT_STEP:
+            self._marks = [(grad, -1 if grad is None else grad._version) for grad in self._grads()]
+
+    def _grads(self) -> list[torch.Tensor | None]:
+        return [tensor.grad for tensor in self._model.tensors]
+
+    def _look_for_work(self) -> None:
+        """From the first batch of leased work on, this worker chooses alone."""
+        if self.plan is Plan.FIRST and self._model.store.begun_batches:
+            self._is_alone, self.averaging = True, None
 
     def _is_touched(self) -> bool:
         """Whether gradients or parameter groups are not as they were at the end of backward."""
-        grads = [tensor.grad for tensor in self._model.tensors]
+        return self._is_changed() or self._hypers != self._all_hypers()
+
+    def _is_changed(self) -> bool:
+        grads = self._grads()
         is_same = len(self._seen) == len(grads) and all(
             grad is seen and (grad is None or copy is None or torch.equal(grad, copy))
             for grad, (seen, copy) in zip(grads, self._seen, strict=True)
         )
         self._seen = []
-        return not is_same or self._hypers != self._all_hypers()
+        return not is_same
 
     def _hyper(self, group: int) -> dict[str, float] | None:
         return self._rules[group].hyper(self._optimizer.param_groups[group], self._model.who)
@@ -123,7 +163,7 @@ class Serving:
         elif self.lanes is not None:  # the others go by this worker's clock: it counts the step
             for lane in self.lanes:
                 lane.drop()
-                lane.send()
+                lane.send(is_skipped=True)
             for lane in self.lanes:
                 lane.take()
         self.backward.reset()
@@ -134,7 +174,11 @@ class Serving:
         if is_touched:
             self._check_not_left()
         self._check_parameters()
-        if self.plan is Plan.FIRST:
+        self._look_for_work()
+        self._check_sums()
+        if self.plan is Plan.FIRST and self._is_alone:
+            self._rehearse_alone(is_touched)
+        elif self.plan is Plan.FIRST:
             self._rehearse(is_touched)
         elif self.plan is Plan.AVERAGED:
             if self._model.store.begun_batches:
@@ -144,6 +188,11 @@ class Serving:
                 )
             self._step_averaged()
         else:
+            if self._is_alone and not is_touched and self._marks:
+                grads = self._grads()
+                marks = [(grad, -1 if grad is None else grad._version) for grad in grads]
+                if any(one is not two or n != k for (one, n), (two, k) in zip(marks, self._marks, strict=True)):
+                    self._refuse_change()
             self._send_rest()
         assert self.lanes is not None
         for lane in self.lanes:
@@ -153,14 +202,23 @@ class Serving:
         self.backward.reset()
         self._versions = [tensor._version for tensor in self._model.tensors]
 
+    def look(self) -> None:
+        """Begin to use the keys, if others have made them. Blocks while they do."""
+        model = self._model
+        if self.lanes is None and not model.is_closed:
+            model.begun = model.charter.begun()
+            if model.begun is not None:
+                self._join(model.begun)
+
     def refresh(self) -> None:
         """Take the servers' values as they are now: steps were made without this worker. Blocks."""
-        if self.lanes is None:
+        if self.lanes is None or self._model.is_closed:
             return
-        for lane in self.lanes:
-            lane.ask()
-        for lane in self.lanes:
-            self._give(lane)
+        with suppress(UsageError):  # others are done with this model, and have deleted its keys
+            for lane in self.lanes:
+                lane.ask()
+            for lane in self.lanes:
+                self._give(lane)
         self._versions = [tensor._version for tensor in self._model.tensors]
 
     def _rehearse(self, is_touched: bool) -> None:
@@ -183,6 +241,10 @@ class Serving:
                 lane.declare(reduce="mean", update=self._rules[lane.bucket.group].updater)
             if any(gather(model.store, bool(self._loaded))):
                 self.load(self._loaded)
+            if model.store.is_lowest:
+                begun = self._begun(numbers)
+                model.charter.tell_begun(begun)
+                model.has_begun(begun)
         if self._passes is None:
             self._passes, self._is_touched_before = list(self.backward.passes), is_touched
         else:
@@ -203,6 +265,80 @@ class Serving:
         self.plan = Plan.EARLY
         if self.averaging is not None:
             self.averaging.forget()
+
+    # --- alone ------------------------------------------------------------------------------------------------------
+
+    def _rehearse_alone(self, is_scaled: bool) -> None:
+        """The first two steps of this worker, where others may be anywhere in their work."""
+        is_seen = bool(self._seen)
+        is_changed = self._is_changed()
+        if is_changed and is_seen and not is_scaled:
+            self._refuse_change()
+        is_touched = is_changed or is_scaled or self._hypers != self._all_hypers() or not self._model.options.overlap
+        if self.lanes is None:
+            self._begin_alone()
+        if self._passes is None:
+            self._passes, self._is_touched_before = list(self.backward.passes), is_touched
+        else:
+            is_alike = self._passes == self.backward.passes and not self._is_summed
+            is_untouched = is_alike and not (is_touched or self._is_touched_before)
+            self.plan = Plan.EARLY if is_untouched else Plan.AT_STEP
+        self._send_rest()
+
+    def _begin_alone(self) -> None:
+        """See to it that there are keys: ours, if nobody was before us."""
+        model = self._model
+        grads = [tensor.grad is not None for tensor in model.tensors]
+        if not any(grads):
+            raise UsageError(f"{model.who}: step() without any gradient; has backward() run?")
+        numbers = [number for number, has in enumerate(grads) if has or model.options.find_unused_parameters]
+        mine = self._begun(numbers, is_summed=any(batch.global_batch for batch in model.store.begun_batches))
+        begun = model.charter.begin(mine, lambda: self._make(mine, gives=True))
+        same_part(mine, begun, model.names)
+        if self.lanes is None:
+            self._make(begun, gives=False)
+        model.has_begun(begun)
+
+    def _begun(self, numbers: Collection[int], *, is_summed: bool = False) -> Begun:
+        model = self._model
+        takes_part = [number in numbers for number in range(len(model.tensors))]
+        return Begun(takes_part, is_summed, rank=model.store.rank, maker=int(model.charter.me))
+
+    def _make(self, begun: Begun, *, gives: bool) -> None:
+        """Make the keys, with our values and our state; or, unless we are to give them, use those that there are."""
+        model = self._model
+        lanes = model.lanes(begun.numbers, model.options.name, is_alone=True)
+        for lane in lanes:
+            if gives:
+                model.store.delete(lane.key)  # somebody may have died who was about to make it
+            reduce = "sum" if begun.is_summed else "mean"
+            lane.declare(reduce=reduce, update=self._rules[lane.bucket.group].updater, gives=gives)
+        if gives and self._loaded:
+            state.write(model.store, lanes, self._loaded)
+        self._aside = {number: kept for number, kept in self._loaded.items() if not lanes.has(number)}
+        self._loaded = {}
+        self.lanes, self._is_summed = lanes, begun.is_summed
+
+    def _refuse_change(self) -> None:
+        """Under bounded delay and eventual consistency each worker changes its own gradients; in rounds, it would have
+        to be their mean."""
+        if self._is_sequential:
+            raise UsageError(
+                f"{self._model.who}: gradients are changed between backward() and step(), so every worker needs "
+                "everybody's; batches of store.batches() go to whoever asks. Give each worker its own data instead"
+            )
+
+    def _check_sums(self) -> None:
+        """Keys either sum shares of a global batch or take the mean of the workers, for good."""
+        begun = self._model.store.begun_batches
+        if self.lanes is None or self._is_summed == any(batch.global_batch for batch in begun):
+            return
+        was, now = ("with", "without") if self._is_summed else ("without", "with")
+        raise UsageError(
+            f"{self._model.who}: the first step of this optimizer was {was} batches(global_batch=), this one is {now}: "
+            "the servers sum the shares of a global batch, and take the mean of anything else. Make an optimizer for "
+            "each"
+        )
 
     # --- what the servers keep --------------------------------------------------------------------------------------
 

@@ -6,16 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 
 from windlass.errors import UsageError
 from windlass.torch.backward import Backward
 from windlass.torch.buckets import BUCKET_BYTES, Parameter, plan
+from windlass.torch.charter import Begun, Charter, Draft, Terms
 from windlass.torch.lane import Lane, check_gradient
 from windlass.torch.meeting import forget, gather, same_gradients, same_model
 from windlass.torch.names import Names
 from windlass.types import STORAGE, Sequential
 from windlass.worker.store import Store
+
+_SPARSE = "sparse parameters and buffers cannot be given to other workers: make them dense"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,11 @@ class SharedModel:
         options: TrainingOptions,
         *,
         default: str,
+        frozen: Sequence[torch.Tensor] = (),
         **alike: Any,
     ) -> None:
-        """`default` is what its name is made of where the options have none."""
+        """`default` is what its name is made of where the options have none. `frozen` tensors, which take no gradients,
+        have rank 0's values afterwards, too."""
         if getattr(store, "is_driver", False):
             raise UsageError("training needs a worker's store: call it in the function given to cluster.run()")
         self.store = store
@@ -54,23 +60,64 @@ class SharedModel:
         self.tensors = [tensor for _, tensor, _ in named]
         self.parameters = [_described(*one) for one in named]
         self.names = [parameter.name for parameter in self.parameters]
-        names = Names.of(store)
-        told = {
-            "agreed": {**asdict(options), **alike},
-            "parameters": [asdict(one) for one in self.parameters],
-            "taken": names.taken(self.tensors),
-        }
-        said = gather(store, told)
-        same_model([one["agreed"] for one in said], [[_read(each) for each in one["parameters"]] for one in said])
-        taken = {name for one in said for name in one["taken"]}
-        self.options = replace(options, name=names.choose(options.name, default, taken))
-        forget(store, *names.leftovers(self.options.name, taken))
-        self.keys = names.register(self.options.name, self)
-        self.share(self.tensors)
+        self.begun: Begun | None = None  # what others have begun before this worker came
+        self._all = [*self.tensors, *frozen]
+        is_served = alike.get("mode") == "store"  # the servers hold the parameters: nobody else is needed
+        if any(tensor.layout is not torch.strided for tensor in self._all):
+            raise UsageError(_SPARSE)
+        terms = self._agree(options, default, alike, is_served)
+        self.options = replace(options, name=terms.name)
+        self.is_late = self.charter.me not in terms.crew
+        if self.is_late and not is_served:
+            raise UsageError(
+                f"{self.who} came to a run under way, and every worker has to make every step; use "
+                "wl.torch.Optimizer(..., mode='store'), which takes workers at any time"
+            )
+        if terms.gone and not self.is_late:
+            forget(store, *terms.gone)
+        self.keys = Names.of(store).register(self.options.name, self)
+        if not is_served:
+            self.share(self._all)
+        elif terms.maker != self.charter.me:
+            self._begin()
 
     @property
     def who(self) -> str:
         return f"worker-{self.store.rank}"
+
+    def _agree(self, options: TrainingOptions, default: str, alike: dict[str, Any], is_served: bool) -> Terms:
+        """The terms of this model's charter, which are ours."""
+        store, names = self.store, Names.of(self.store)
+        taken = names.taken(self.tensors)
+        wanted = names.choose(options.name, default, taken)
+        agreed = msgspec.msgpack.decode(msgspec.msgpack.encode({**asdict(options), **alike}))
+        mine = Terms(agreed=agreed, parameters=self.parameters, name=wanted, rank=store.rank)
+        self.charter = Charter(store, names.number(store._leased.run))
+
+        def draft() -> Draft:
+            gone, earlier = names.leftovers(wanted, taken)
+            existing = store.keys()
+            strays = [key for key in existing if key not in gone and _is_lane(key, wanted, self.names)]
+            values = torch.cat([_bytes(tensor) for tensor in self._all]) if is_served else None
+            return Draft(msgspec.structs.replace(mine, gone=gone), [*earlier, *strays], values)
+
+        terms = self.charter.agree(f"a model or optimizer ('{wanted}')", draft)
+        same_model(mine, terms)
+        names.forget(terms.name, taken)
+        return terms
+
+    def _begin(self) -> None:
+        """Take the values to begin with, and see what others have begun."""
+        values = self.charter.values()
+        self.begun = self.charter.begun()
+        if values is not None:
+            _spread(values, self._all)
+
+    def has_begun(self, begun: Begun) -> None:
+        """Those parameters that take part have keys now. The others' values stay, for workers that come later."""
+        self.begun = begun
+        if all(begun.takes_part) and len(self._all) == len(self.tensors):
+            self.charter.forget_values()
 
     def share(self, tensors: Iterable[torch.Tensor]) -> None:
         """Give every worker rank 0's values of these. Every worker calls it; blocks."""
@@ -80,21 +127,12 @@ class SharedModel:
         if not found:
             return
         if any(tensor.layout is not torch.strided for tensor in found):
-            raise UsageError("sparse parameters and buffers cannot be given to other workers: make them dense")
+            raise UsageError(_SPARSE)
         flat = torch.cat([_bytes(tensor) for tensor in found])
         forget(self.store, key)
         self.store.create(key, flat, consistency=Sequential())
         flat = self.store.pull(key)
-        offset = 0
-        with torch.no_grad():
-            for tensor in found:
-                part = flat[offset : offset + tensor.numel() * tensor.element_size()].clone()
-                value = part.view(tensor.dtype).view(tensor.shape).to(tensor.device)
-                offset += part.numel()
-                if 0 in tensor.stride():
-                    tensor.data = value  # an expanded tensor has no room for its elements
-                else:
-                    tensor.copy_(value)
+        _spread(flat, found)
         del flat
         forget(self.store, key)
 
@@ -109,13 +147,14 @@ class SharedModel:
             raise UsageError(f"{self.who}: step() without any gradient; has backward() run?")
         return found
 
-    def lanes(self, numbers: Sequence[int], prefix: str) -> Lanes:
+    def lanes(self, numbers: Sequence[int], prefix: str, *, is_alone: bool = False) -> Lanes:
         """Ways through the store for the gradients of these, not declared yet. What an earlier run left under these
-        names is deleted. Every worker calls it; blocks."""
+        names is deleted. Every worker calls it, and it blocks; unless this one `is_alone` in calling it."""
         size = 0 if self.options.find_unused_parameters else self.options.bucket_bytes
         buckets = plan(self.parameters, numbers, size)
         made = [Lane(self.store, f"{prefix}/{bucket.name}", bucket, self.tensors) for bucket in buckets]
-        forget(self.store, *(lane.key for lane in made))
+        if not is_alone:
+            forget(self.store, *(lane.key for lane in made))
         self.keys.update(lane.key for lane in made)
         return Lanes(self, made)
 
@@ -206,5 +245,24 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 
-def _read(said: dict[str, Any]) -> Parameter:
-    return Parameter(**{**said, "shape": tuple(said["shape"])})
+def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Give these tensors the bytes that `_bytes` has made of others of the same shapes, laid end to end."""
+    offset = 0
+    with torch.no_grad():
+        for tensor in tensors:
+            part = flat[offset : offset + tensor.numel() * tensor.element_size()].clone()
+            value = part.view(tensor.dtype).view(tensor.shape).to(tensor.device)
+            offset += part.numel()
+            if 0 in tensor.stride():
+                tensor.data = value  # an expanded tensor has no room for its elements
+            else:
+                tensor.copy_(value)
+
+
+def _is_lane(key: str, name: str, parameters: Sequence[str]) -> bool:
+    """Whether a model of this name, with these parameters, has such a key."""
+    if not key.startswith(f"{name}/"):
+        return False
+    bucket = key.removeprefix(f"{name}/").removeprefix("gradient/")
+    first, _, last = bucket.partition("..")
+    return bucket in ("seats", "gradients used", *parameters) or (first in parameters and last in parameters)

@@ -48,6 +48,7 @@ class Batch:
     is_last: bool = True
     share: tuple[int, ...] = ()  # the batches of this step that are this worker's
     tasks: list[Task] = field(default_factory=list)
+    global_batch: int = 0  # the samples of a whole step, where that was asked for
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -191,7 +192,8 @@ class Batches:
         indices = self._order_of(epoch)[place * workload.batch_size : (place + 1) * workload.batch_size]
         together = workload.step_batches * workload.batch_size
         weight = len(indices) / together if together else 1.0
-        return Batch(workload.name, epoch, number, indices, weight, is_last, share if together else (number,))
+        mine = share if together else (number,)
+        return Batch(workload.name, epoch, number, indices, weight, is_last, mine, global_batch=together)
 
     def _order_of(self, epoch: int) -> Indices:
         if self._order[0] != epoch:
@@ -205,6 +207,7 @@ class Batches:
 
     def _rest(self, granted: m.Granted) -> None:
         """Let nobody wait for us: on the keys of our own pushes, and on those of others' that we use, too."""
+        self._store._leased.look()
         self._is_outside, self._is_entering = True, False
         self._note_holdings()
         for name, entry in self._concerned(granted):
@@ -229,6 +232,7 @@ class Batches:
     def _end(self, granted: m.Granted) -> None:
         """All is done, or we leave. Some have pushed more often than others: from here on all are level."""
         self._resting.clear()
+        self._store._leased.look()
         for _, entry in self._concerned(granted):
             self._level(entry)
         self._note_holdings()
@@ -253,6 +257,9 @@ class Batches:
 class Refresher(Protocol):
     """Somebody who keeps values of the store, an optimizer, say."""
 
+    def look(self) -> None:
+        """Begin to use the keys that others have made for it."""
+
     def refresh(self) -> None: ...
 
 
@@ -265,6 +272,12 @@ class Leased:
     workloads: list[Batches] = field(default_factory=list)
     run: int = 1  # workloads of different runs are different work
     refreshers: weakref.WeakSet[Refresher] = field(default_factory=weakref.WeakSet)
+
+    def look(self) -> None:
+        """Others may have made keys that this worker does not know, because it has pushed nothing yet: on those, too,
+        it is waited for."""
+        for refresher in list(self.refreshers):
+            refresher.look()
 
     def refresh(self) -> None:
         """Rounds have gone on while this worker had no part in them."""

@@ -117,7 +117,10 @@ class Client:
         self.submit(Request(to, make, answer.finish, data, answers=answers))
         self.wait(answer)
         if answer.error is not None:
-            raise answer.error
+            try:
+                raise answer.error
+            finally:
+                del answer  # the error knows this frame: a circle would keep all that our callers hold
         return answer.message, answer.data
 
     def settle(self, key: KeyInfo) -> None:
@@ -364,9 +367,21 @@ class Client:
                 self._leave()
 
     def meet(self, workers: Collection[Incarnation], timeout: float) -> None:
-        """Wait until the generation's workers are these: not some of those who sat here before, and nobody missing.
-        Who does not come within `timeout` is not waited for: what the run does with the others will tell."""
-        self._step_until(lambda: self.state.workers == set(workers), timeout)
+        """Wait until the generation's workers are these: not some of those who sat here before, nobody missing, and
+        none of them late any more. Who does not come within `timeout` is not waited for: what the run does with the
+        others will tell."""
+        state = self.state
+
+        def are_all_here() -> bool:
+            here = state.workers
+            return here == set(workers) and not any(state.nodes[who].is_late for who in here)
+
+        self._step_until(are_all_here, timeout)
+
+    def arrive(self) -> None:
+        """A worker that came to a run under way begins the next one with everybody else."""
+        if self.state.is_late:
+            self.post(self.state.arrive())
 
     def await_workers(self, number: int, timeout: float) -> None:
         """Wait until the generation has so many workers; not for longer than `timeout`."""

@@ -81,7 +81,11 @@ class Declaring:
         consistency: Consistency | None = None,
         filters: Sequence[str | Filter] = (),
         priority: int = 0,
+        gives: bool | None = None,
+        chunk_bytes: int = 0,
     ) -> None:
+        """`gives` says whether this worker gives the first value, where that is not simply the lowest rank's to do. Of
+        several who give one the first counts, for each chunk."""
         like, flat = look(value, f"create('{key}')")
         policy = consistency or self.options.consistency
         check_declaration(key, update, policy, self.options.deterministic)
@@ -92,15 +96,17 @@ class Declaring:
             reduce=reducer_rule(reduce, self._local),
             update=updater_rule(update, self._local),
             consistency=policy,
-            chunk_bytes=self.options.chunk_bytes,
+            chunk_bytes=chunk_bytes or self.options.chunk_bytes,
             priority=priority,
             namespace=self.namespace,
             filters=filter_rules(filters, self._local),
         )
         chain_of(spec, self._local or {})  # raises for what does not fit
-        self._declare(spec, f"create('{key}')", like.kind, flat)
+        self._declare(spec, f"create('{key}')", like.kind, flat, gives)
 
-    def _declare(self, spec: KeySpec, what: str, kind: str, first: Array | None) -> None:
+    def _declare(
+        self, spec: KeySpec, what: str, kind: str, first: Array | None, gives: bool | None = None
+    ) -> None:
         """Make a key known, and begin to use it."""
         spec.check()
         with self._opening(spec.name):
@@ -109,9 +115,9 @@ class Declaring:
             if known is None or known.key.id != declared.key:
                 if known is not None:
                     self._client.disuse(known.key)
-                self._open(declared, kind, first)
+                self._open(declared, kind, first, gives)
 
-    def _open(self, declared: m.Declared, kind: str, first: Array | None) -> Entry:
+    def _open(self, declared: m.Declared, kind: str, first: Array | None, gives: bool | None = None) -> Entry:
         """Begin to use a declared key; rank 0, or the driver, gives it its first value."""
         name = declared.spec.name
         key = KeyInfo(declared.key, declared.spec, list(declared.chains))
@@ -120,7 +126,9 @@ class Declaring:
         if lost is not None:
             raise lost
         entry = self._make_entry(key, kind)
-        if first is not None and (self.is_driver or self._client.state.is_lowest):
+        if gives is None:
+            gives = self.is_driver or self._client.state.is_lowest
+        if first is not None and gives:
             self._give_first(entry, first)
         if not self.is_driver:
             what = f"create('{name}'), which waits for rank 0's value,"
@@ -199,6 +207,12 @@ class Declaring:
             )
             for block in owned:
                 self._client.hub.memory.free(block)
+
+    def _put_down(self, key: str) -> None:
+        """Use a key no longer; whoever uses it next looks for it anew."""
+        known = self._entries.pop(key, None)
+        if known is not None:
+            self._client.disuse(known.key)
 
     def delete(self, key: str) -> None:
         """Forget a key, for everybody. Deleting what does not exist is harmless."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import msgspec
+
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
 from windlass.errors import ClusterError, LostRange, PeerError, UsageError, WindlassError
@@ -57,6 +59,7 @@ class WorkerState(FilteredKeys):
         self._lost: dict[tuple[KeyId, int], str] = {}  # who held a lost shard last
         self._misplaced: set[tuple[KeyId, int]] = set()  # shards whose heads must be asked again
         self.checkpoint = ""  # the last complete one, as the generation tells
+        self.is_restored = False  # whether the job goes back to that by itself
         self.failure: WindlassError | None = None  # once set, everything fails with it
         self.ops: dict[int, Op] = {}  # started, by number: in the order they must be sent again
         self.requests: dict[int, Request] = {}
@@ -115,12 +118,26 @@ class WorkerState(FilteredKeys):
     @property
     def is_lowest(self) -> bool:
         """Whether no live worker has a lower rank: the first values are this one's to give."""
-        return self.rank == min(node.rank for node in self._crew())
+        return self.rank == self.lowest_rank
+
+    @property
+    def lowest_rank(self) -> int:
+        return min(node.rank for node in self._crew())
+
+    def arrive(self) -> Send:
+        """This worker is late no longer, which the manager has to know."""
+        self._join = msgspec.structs.replace(self._join, is_late=False)
+        return Send(MANAGER, self._join)
+
+    @property
+    def num_founders(self) -> int:
+        """How many seats there are for those who were here when the run began."""
+        return 1 + max((node.rank for node in self._crew() if not node.is_late), default=-1)
 
     def empty_seats(self) -> list[str]:
         """Workers that have left, where somebody of a higher rank is still here."""
         taken = {node.rank for node in self._crew()}
-        return [f"worker-{rank}" for rank in range(max(taken, default=-1)) if rank not in taken]
+        return [f"worker-{rank}" for rank in range(self.num_founders) if rank not in taken]
 
     def is_linked(self, peer: Incarnation) -> bool:
         return peer in self._linked
@@ -171,7 +188,8 @@ class WorkerState(FilteredKeys):
         for shard, chain in enumerate(key.chains):
             if not chain:
                 lo, hi = key.spec.shard_range(shard, len(key.chains))
-                return LostRange(key.spec.name, lo, hi, self._lost.get((key.id, shard), "a server"), self.checkpoint)
+                holder = self._lost.get((key.id, shard), "a server")
+                return LostRange(key.spec.name, lo, hi, holder, self.checkpoint, self.is_restored)
         return None
 
     def use(self, key: KeyInfo, generation: Generation) -> None:

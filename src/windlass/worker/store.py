@@ -418,10 +418,11 @@ class Store(Tables):
         state = self._client.state
         if state.is_late:
             raise UsageError(
-                f"worker-{self.rank} came to a run under way: what needs every worker at its beginning, a "
-                "wl.torch.Optimizer or a Group, it cannot take part in; push and pull with store.batches() it can"
+                f"worker-{self.rank} came to a run under way: what needs every worker at its beginning, a Group or an "
+                "optimizer with mode='allreduce', it cannot take part in; push, pull and mode='store' with "
+                "store.batches() it can"
             )
-        count, missing = self.num_workers, state.empty_seats()
+        count, missing = state.num_founders, state.empty_seats()
         if missing:
             raise ClusterError(f"{', '.join(missing)} left: what needs every worker cannot be begun; start again")
         key, size = f"{EXCHANGE}-{count}-{len(mine)}", 1 + len(mine)
