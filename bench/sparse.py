@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import sparse_ours, table_core
+from bench.growth import measure_growth
 from bench.measure import Cell, Contender, Effort, Measured, measure
 from bench.peers import MissingPeer
 from bench.quiet import NOISY_CORES, busy_cores
@@ -52,6 +53,7 @@ class Part(StrEnum):
     BATCHES = "batches"
     SLOTS = "slots"
     SIZE = "size"
+    GROWTH = "growth"
     SKETCHES = "sketches"
 
 
@@ -114,6 +116,7 @@ def main(
         Part.BATCHES: lambda: table_core.measure_batches(num_ids, sample_seconds),
         Part.SLOTS: lambda: table_core.measure_slots(num_ids, sample_seconds),
         Part.SIZE: lambda: table_core.measure_size(rows),
+        Part.GROWTH: lambda: measure_growth(rows),
         Part.SKETCHES: lambda: measure_sketches(num_ids, alternations),
     }
     for part in (part for part in extras if part in parts):
