@@ -3,6 +3,7 @@ of its own, since they are found by its name in either process."""
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Any
 
@@ -18,15 +19,18 @@ def hold(num_ids: int) -> None:
     import torch
 
     embedding = torch.nn.Embedding(num_ids, DIM, sparse=True)
-    _held.update(embedding=embedding, optimizer=torch.optim.SGD(embedding.parameters(), lr=LR))
+    optimizer = torch.optim.SGD(embedding.parameters(), lr=LR)
+    _held.update(embedding=embedding, optimizer=optimizer, lock=threading.Lock())
 
 
 def push(ids: Any, grads: Any) -> None:
     import torch
 
     weight = _held["embedding"].weight
-    weight.grad = torch.sparse_coo_tensor(ids[None], grads, weight.shape, is_coalesced=True, check_invariants=False)
-    _held["optimizer"].step()
+    grad = torch.sparse_coo_tensor(ids[None], grads, weight.shape, is_coalesced=True, check_invariants=False)
+    with _held["lock"]:  # torch.rpc serves several workers at once
+        weight.grad = grad
+        _held["optimizer"].step()
 
 
 def pull(ids: Any) -> Any:
