@@ -55,14 +55,13 @@ def contenders(names: Sequence[str], num_workers: int, num_ids: int) -> list[Our
 
 
 def _fill(store: wl.Store, key: str, num_ids: int) -> None:
-    """Make every row, as a table has them that is in use."""
+    """Make every row, as a table has them that is in use. All workers make equally many pushes: a bounded delay counts
+    them."""
     store.create_table(key, dim=DIM, update=UPDATES[key], consistency=wl.Bounded(DELAY))
     _loads[num_ids] = load(num_ids, store.rank)
     _room[num_ids] = np.empty((max(each.size for each in _loads[num_ids].ids), DIM), np.float32)
-    if store.rank == 0:
-        for lo in range(0, num_ids, FILL_IDS):
-            ids = np.arange(lo, min(num_ids, lo + FILL_IDS))
-            store.push(key, np.ones((ids.size, DIM), np.float32), ids=ids).wait()
+    for ids in np.array_split(np.arange(store.rank, num_ids, store.num_workers), 1 + num_ids // FILL_IDS):
+        store.push(key, np.ones((ids.size, DIM), np.float32), ids=ids).wait()
     store.barrier()
 
 
