@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -52,7 +53,7 @@ from windlass.server.units import (
     count_elements,
 )
 from windlass.store.parts import cut_arrays, join_arrays
-from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation, KeyId, KeySpec
+from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, KeySpec
 
 MAX_REFUSED = 64
 
@@ -104,6 +105,7 @@ class Shard(Crew, Freezes, Lessons):
         self._pins = host.pins
         self._memory = host.memory
         self._backlog = 0  # units handed out as Later and not done
+        self._residuals: dict[int, tuple[dict[str, Array], dict[str, Any]]] = {}  # by rank: out of a checkpoint
         self._errors: dict[tuple[Incarnation, int], str] = {}  # of pushes or rounds that have not ended
         self._refused: dict[tuple[Incarnation, int], str] = {}  # of the latest that ended so, to be told again
         self._ends: dict[tuple[Incarnation, int], End] = {}  # queued, not done
@@ -270,6 +272,24 @@ class Shard(Crew, Freezes, Lessons):
             peer, request = unit.request
             effects.append(Send(peer, m.Done(request=request)))
         return effects + self.answer_waiting(slot) + self.answer_attaching()
+
+    def hand_out(self, residuals: dict[int, tuple[dict[str, Array], dict[str, Any]]]) -> list[Effect]:
+        """A checkpoint was loaded: every worker gets back what its rank had kept back, now or when it comes."""
+        self._residuals = residuals
+        return [effect for who in self.live for effect in self.residual_of(who)]
+
+    def residual_of(self, who: Incarnation) -> list[Effect]:
+        """What this worker is still to get back."""
+        arrays, meta = self._residuals.pop(self.members.rank(who), ({}, {}))
+        parts = list(cut_arrays(arrays))
+        return [
+            Send(
+                who,
+                m.Residual(key=self.id, name=name, dtype=str(array.dtype), meta=meta, part=number, parts=len(parts)),
+                (Block(array.view(np.uint8)),),
+            )
+            for number, (name, array) in enumerate(parts)
+        ]
 
     # --- pushes -----------------------------------------------------------------------------------------------------
 
