@@ -213,8 +213,10 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
         return ((slot + 1) * num_shards - 1) // self.num_slots if slot < self.num_slots else 0
 
     def shard_range(self, shard: int, num_shards: int) -> tuple[int, int]:
-        """The elements of a shard."""
+        """The elements of a shard; of a table, its slots."""
         slots = self.shard_slots(shard, num_shards)
+        if self.table is not None:
+            return slots.start, slots.stop
         return self.slot_range(slots.start)[0], self.slot_range(slots.stop - 1)[1]
 
 
