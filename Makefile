@@ -60,12 +60,13 @@ soak: $(VENV)/.ready
 	$(BIN)/python -m pytest -m soak --timeout 1800
 
 bench: $(VENV)/.ready
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[mpi]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[mpi]' -r bench/requirements.txt
 	$(BIN)/python -m bench.dense --markdown docs/benchmarks.md
 	$(BIN)/python -m bench.collectives --markdown docs/benchmarks-collectives.md
 	$(BIN)/python -m bench.training --markdown docs/benchmarks.md
 	$(BIN)/python -m bench.faults --markdown docs/benchmarks-faults.md
 	$(BIN)/python -m bench.filters --markdown docs/filters.md
+	$(BIN)/python -m bench.sparse --markdown docs/benchmarks-sparse.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

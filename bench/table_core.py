@@ -1,18 +1,17 @@
-"""How fast the slots of a table are in one thread, without a server: `python -m bench.table_core`.
-
-1,000,000 ids x 16 float32 with Adagrad, batches of 4096 x 26 zipf(1.05) ids of which about 32,000 are different; then
-10,000,000 rows: how much memory they take, and the longest that anything kept a slot busy while they came.
-"""
+"""The slots of a table in one thread, without a server: how fast they are, how much memory many rows take, and the
+longest that anything kept a slot busy while they came."""
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
+from bench.sparse_load import DIM, RAW_IDS, raw_batches
+from bench.table import Extra
+from bench.targets import Verdict
 from windlass.store.batch import Route, expand_rows, merge_rows, route
 from windlass.store.reduce import BUILT_IN
 from windlass.store.table import Contribution, TableSlot
@@ -20,15 +19,10 @@ from windlass.store.table_options import TableOptions
 from windlass.store.update import Adagrad
 from windlass.types import Array, Heap
 
-DIM, NUM_SLOTS, BATCH, NUM_BATCHES = 16, 16, 4096 * 26, 8
+NUM_SLOTS = 16
+STEP_ROWS = 100_000
 SUM = BUILT_IN["sum"]
-
-
-def zipf_batches(num_ids: int, exponent: float = 1.05) -> list[Array]:
-    rng = np.random.default_rng(0)
-    heights = np.cumsum(1 / np.arange(1, num_ids + 1) ** exponent)
-    names = rng.permutation(num_ids)
-    return [names[np.searchsorted(heights / heights[-1], rng.random(BATCH))] for _ in range(NUM_BATCHES)]
+NO_TARGET = Verdict("", None)
 
 
 def make_slots() -> list[TableSlot]:
@@ -51,9 +45,9 @@ def pull(slots: list[TableSlot], way: Route, out: Array) -> None:
         slot.pull(way.ids[lo:hi], out[lo:hi])
 
 
-def rate(what: str, runs: Sequence[tuple[int, Callable[[], object]]], seconds: float) -> None:
-    """Each run is so many ids. Print the best and the median of all runs over so many seconds, by the clock, and the
-    median by the processor's time, which says more where others are at work."""
+def rate(runs: Sequence[tuple[int, Callable[[], object]]], seconds: float) -> tuple[float, float]:
+    """Each run is so many ids. Millions of ids a second, the median of all runs over so many seconds: by the clock, and
+    by the processor's time, which says more where others are at work."""
     walls, busies = [], []
     for _, run in runs:
         run()
@@ -64,59 +58,78 @@ def rate(what: str, runs: Sequence[tuple[int, Callable[[], object]]], seconds: f
             run()
             walls.append(count / (time.perf_counter() - wall) / 1e6)
             busies.append(count / (time.thread_time() - busy) / 1e6)
-    best, median, processor = max(walls), float(np.median(walls)), float(np.median(busies))
-    print(f"{what:<34} {best:7.1f} M ids/s best, {median:7.1f} median; by processor time {processor:7.1f}")
+    return float(np.median(walls)), float(np.median(busies))
 
 
-def speeds(seconds: float) -> None:
-    batches = zipf_batches(1_000_000)
+def _speed(
+    what: str, runs: Sequence[tuple[int, Callable[[], object]]], seconds: float, target: float | None = None
+) -> Extra:
+    wall, busy = rate(runs, seconds)
+    verdict = NO_TARGET if target is None else Verdict(f"≥ {target:g} M ids/s", wall >= target)
+    return Extra(what, f"{wall:.1f} M ids/s, {busy:.1f} by processor time", verdict)
+
+
+def measure_batches(num_ids: int, seconds: float) -> list[Extra]:
+    """What the worker does to a batch as it comes from the data, before and after it travels."""
+    batches = raw_batches(num_ids)
     ways = [route(batch, NUM_SLOTS) for batch in batches]
-    raw = np.random.default_rng(1).standard_normal((BATCH, DIM)).astype(np.float32)
-    grads = [merge_rows(way, raw, dtype="float32", reducer=SUM) for way in ways]
-    out = np.empty((max(way.ids.size for way in ways), DIM), np.float32)
-    slots = make_slots()
-    push(slots, route(np.arange(1_000_000), NUM_SLOTS), np.ones((1_000_000, DIM), np.float32))
-    print(f"{sum(way.ids.size for way in ways) // NUM_BATCHES} different ids a batch")
+    raw = np.random.default_rng(1).standard_normal((RAW_IDS, DIM), np.float32)
+    rows = np.ones((max(way.ids.size for way in ways), DIM), np.float32)
 
     def merged(batch: Array) -> Array:
         return merge_rows(route(batch, NUM_SLOTS), raw, dtype="float32", reducer=SUM)
 
-    pairs = list(zip(ways, grads, strict=True))
-    rate("push (Adagrad)", [(way.ids.size, partial(push, slots, way, grad)) for way, grad in pairs], seconds)
-    rate("pull", [(way.ids.size, partial(pull, slots, way, out)) for way in ways], seconds)
-    rate("find different ids, sort by slot", [(BATCH, partial(route, batch, NUM_SLOTS)) for batch in batches], seconds)
-    rate("... and add up their rows", [(BATCH, partial(merged, batch)) for batch in batches], seconds)
-    rate("rows back to the batch's order", [(BATCH, partial(expand_rows, way, out)) for way in ways], seconds)
+    routes = [(RAW_IDS, partial(route, each, NUM_SLOTS)) for each in batches]
+    merges = [(RAW_IDS, partial(merged, each)) for each in batches]
+    expansions = [(RAW_IDS, partial(expand_rows, way, rows)) for way in ways]
+    return [
+        _speed("in the worker, raw ids: the different ones found and sorted by slot", routes, seconds, 10),
+        _speed("the same, and their gradients added up", merges, seconds),
+        _speed("rows back for every raw id", expansions, seconds),
+    ]
 
 
-def size(num_rows: int) -> None:
+def measure_slots(num_ids: int, seconds: float) -> list[Extra]:
+    """Push and pull of the different ids of a batch where the table is: no process, no message."""
+    ways = [route(batch, NUM_SLOTS) for batch in raw_batches(num_ids)]
+    rows = np.ones((max(num_ids, RAW_IDS), DIM), np.float32)
+    slots = make_slots()
+    push(slots, route(np.arange(num_ids), NUM_SLOTS), rows)
+    pushes = [(way.ids.size, partial(push, slots, way, rows)) for way in ways]
+    pulls = [(way.ids.size, partial(pull, slots, way, rows)) for way in ways]
+    return [
+        _speed("one thread, no server: push, Adagrad", pushes, seconds),
+        _speed("one thread, no server: pull", pulls, seconds),
+    ]
+
+
+def measure_size(num_rows: int) -> list[Extra]:
+    """Rows that come until there are so many: bytes, and the longest anything took."""
     slots, slowest, worst_share = make_slots(), 0.0, 0.0
     rows_bytes = 2 * 4 * DIM
-    grads = np.ones((100_000, DIM), np.float32)
-    begun = time.perf_counter()
-    for lo in range(0, num_rows, 100_000):
-        way = route(np.arange(lo, min(num_rows, lo + 100_000)), NUM_SLOTS)
+    grads = np.ones((STEP_ROWS, DIM), np.float32)
+    push(make_slots(), route(np.arange(STEP_ROWS), NUM_SLOTS), grads)  # to compile it
+    for lo in range(0, num_rows, STEP_ROWS):
+        way = route(np.arange(lo, min(num_rows, lo + STEP_ROWS)), NUM_SLOTS)
         slowest = max(slowest, push(slots, way, grads))
         if lo >= num_rows // 8:
             worst_share = max(worst_share, sum(slot.nbytes for slot in slots) / (lo + way.ids.size) / rows_bytes)
-    took, held = time.perf_counter() - begun, sum(slot.nbytes for slot in slots)
-    print(f"{num_rows:,} rows in {took:.1f} s; the slowest push to a slot took {slowest * 1e3:.1f} ms of the processor")
-    print(f"memory {held / num_rows / rows_bytes:.3f} x values and state; at worst on the way {worst_share:.3f} x")
+    share = sum(slot.nbytes for slot in slots) / num_rows / rows_bytes
     slots[1].dump()  # to compile it
     begun = time.thread_time()
     slots[0].dump()
-    print(f"dump of a slot of {slots[0].num_rows:,} rows: {(time.thread_time() - begun) * 1e3:.1f} ms")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each speed")
-    parser.add_argument("--rows", type=int, default=10_000_000, help="of the large table; 0: none")
-    arguments = parser.parse_args()
-    speeds(arguments.seconds)
-    if arguments.rows:
-        size(arguments.rows)
-
-
-if __name__ == "__main__":
-    main()
+    dumped = time.thread_time() - begun
+    title = f"{num_rows:,} rows of {DIM} with Adagrad"
+    return [
+        Extra(
+            f"{title}, one after the other: the longest push to a slot, growth and all",
+            f"{slowest * 1e3:.1f} ms of the processor",
+            Verdict("≤ 50 ms", slowest <= 0.05),
+        ),
+        Extra(
+            f"{title}: bytes, beside those of values and state",
+            f"{share:.3f}×, at worst on the way {worst_share:.3f}×",
+            Verdict("≤ 1.35×", share <= 1.35),
+        ),
+        Extra(f"{title}: copy of a slot, for a snapshot", f"{dumped * 1e3:.1f} ms of the processor", NO_TARGET),
+    ]
