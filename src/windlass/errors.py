@@ -37,9 +37,16 @@ class LostRange(ClusterError):
     """A range of a key was held only by servers that are gone."""
 
     def __init__(
-        self, key: str, lo: int, hi: int, server: str, checkpoint: str = "", is_restored: bool = False
+        self,
+        key: str,
+        lo: int,
+        hi: int,
+        server: str,
+        checkpoint: str = "",
+        is_restored: bool = False,
+        unit: str = "elements",
     ) -> None:
-        """`is_restored` where a cluster goes back to its checkpoint by itself."""
+        """`is_restored` where a cluster goes back to its checkpoint by itself. What is counted of a table is slots."""
         if not checkpoint:
             what_to_do = "no checkpoint was saved: begin anew, with replicas=1 or checkpoint_every="
         elif is_restored:
@@ -50,13 +57,14 @@ class LostRange(ClusterError):
                 "Cluster(on_server_loss='restore')"
             )
         super().__init__(
-            f"elements [{lo}, {hi}) of '{key}' were held by {server}, which died, and by no replica; {what_to_do}"
+            f"{unit} [{lo}, {hi}) of '{key}' were held by {server}, which died, and by no replica; {what_to_do}"
         )
         self.key, self.lo, self.hi, self.server, self.checkpoint = key, lo, hi, server, checkpoint
-        self.is_restored = is_restored
+        self.is_restored, self.unit = is_restored, unit
 
-    def __reduce__(self) -> tuple[type[LostRange], tuple[str, int, int, str, str, bool]]:
-        return type(self), (self.key, self.lo, self.hi, self.server, self.checkpoint, self.is_restored)
+    def __reduce__(self) -> tuple[type[LostRange], tuple[str, int, int, str, str, bool, str]]:
+        told = (self.key, self.lo, self.hi, self.server, self.checkpoint, self.is_restored, self.unit)
+        return type(self), told
 
 
 class DamagedCheckpoint(ClusterError):

@@ -11,9 +11,7 @@ members to come back, and goes on where the one before it stopped, under a highe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -21,41 +19,14 @@ import msgspec
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Event, Hangup, LinkDown, Log, Persist, Received, Send, Tick
 from windlass.errors import UsageError
-from windlass.manager.chart import Chart, Charted, Steps, latest
+from windlass.manager.chart import Chart, Steps, latest
+from windlass.manager.config import DeclaredKey
+from windlass.manager.config import ManagerConfig as ManagerConfig
 from windlass.manager.cuts import Cuts
 from windlass.manager.describing import describe_again, describe_key, describe_nodes, describe_parting, difference
-from windlass.manager.placement import SHARDS_PER_SERVER
 from windlass.manager.records import Checkpointed, Image, KeyDropped, KeyPlaced, NewKey, Published
 from windlass.manager.recovery import Recovery
 from windlass.types import MANAGER, Generation, Incarnation, KeyId, KeySpec, Node, Role
-
-
-@dataclass(frozen=True, slots=True)
-class ManagerConfig:
-    num_servers: int
-    num_workers: int
-    pid: int = 0
-    addresses: tuple[str, ...] = ()
-    term: int = 1
-    replicas: int = 0
-    lease_seconds: float = 3.0
-    worker_lease_seconds: float = math.inf
-    keeps_seats: bool = False
-    """Whether a worker that is gone stays a member until another takes its seat: rounds wait for that one."""
-    shards_per_server: int = SHARDS_PER_SERVER
-    dead_pids: tuple[int, ...] = ()
-    """Processes that were nodes, and of which whoever starts this manager knows that they have ended."""
-
-
-@dataclass(slots=True)
-class _Key:
-    id: KeyId
-    spec: KeySpec
-    charted: Charted
-    unplaced: set[Incarnation]
-    error: str = ""
-    is_usage: bool = True  # whether the error is the caller's
-    waiting: list[tuple[Incarnation, int]] = field(default_factory=list)  # who asked, under which request
 
 
 class ManagerState:
@@ -75,8 +46,8 @@ class ManagerState:
         )
         self.departed: list[Node] = []
         self._drivers: dict[Incarnation, str] = {}  # and their namespaces
-        self._keys: dict[tuple[str, str], _Key] = {}  # by namespace and name
-        self._by_id: dict[KeyId, _Key] = {}
+        self._keys: dict[tuple[str, str], DeclaredKey] = {}  # by namespace and name
+        self._by_id: dict[KeyId, DeclaredKey] = {}
         self.chart = Chart(config.replicas, config.shards_per_server)
         self._cuts = Cuts(config.lease_seconds)
         self._draining: dict[Incarnation, list[tuple[Incarnation, int]]] = {}  # servers that leave, and who asked
@@ -166,7 +137,7 @@ class ManagerState:
         for number, kept in image.keys.items():
             charted = self.chart.restore(number, kept.spec, kept.chains, is_placed=kept.is_placed)
             holders = {server for chain in kept.chains for server in chain}
-            key = _Key(number, kept.spec, charted, set() if kept.is_placed else holders)
+            key = DeclaredKey(number, kept.spec, charted, set() if kept.is_placed else holders)
             self._keys[_named(kept.spec)] = self._by_id[number] = key
             self._doubted |= {(number, shard) for shard in kept.doubted}
 
@@ -515,7 +486,7 @@ class ManagerState:
             return [Send(peer, m.Refused(request=declare.request, is_usage=False, reason=reason))]
         charted = self.chart.place(KeyId(self._next_key), spec)
         holders = {server for chain in charted.chains for server in chain}
-        key = _Key(charted.id, spec, charted, holders, waiting=[(peer, declare.request)])
+        key = DeclaredKey(charted.id, spec, charted, holders, waiting=[(peer, declare.request)])
         self._next_key += 1
         self._keys[_named(spec)] = self._by_id[key.id] = key
         order = m.Place(key=key.id, spec=spec, chains=tuple(charted.chains))
@@ -530,7 +501,7 @@ class ManagerState:
         key.error = key.error or placed.error
         return self._answer(key)
 
-    def _answer(self, key: _Key) -> list[Effect]:
+    def _answer(self, key: DeclaredKey) -> list[Effect]:
         if key.unplaced:
             return []
         is_new = not key.charted.is_placed
@@ -569,7 +540,7 @@ class ManagerState:
         effects = [] if key is None else self._drop(key)
         return [*effects, Send(peer, m.Done(request=forget.request, detail=key is not None))]
 
-    def _drop(self, key: _Key) -> list[Effect]:
+    def _drop(self, key: DeclaredKey) -> list[Effect]:
         self._keys.pop(_named(key.spec), None)
         self._by_id.pop(key.id, None)
         self.chart.drop(key.id)

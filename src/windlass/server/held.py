@@ -15,6 +15,7 @@ from windlass.server.arrival import ArrivalShard
 from windlass.server.decoding import misfiltered
 from windlass.server.freezing import Freezer
 from windlass.server.host import Members, Routes
+from windlass.server.log import Standing
 from windlass.server.pins import Pins
 from windlass.server.rows import TableContent
 from windlass.server.sequential import SequentialShard
@@ -107,6 +108,11 @@ class HeldKey:
             for number, shard in self.shards.items()
         }
         return {"id": next((shard.id for shard in self.shards.values()), 0), "counts": shards}
+
+
+def learns_from(shard: Shard | None, teacher: Incarnation) -> bool:
+    """Whether it is being shown to this server, by that one."""
+    return shard is not None and shard.log.standing is Standing.LEARNER and shard.log.predecessor == teacher
 
 
 def misfit(

@@ -229,10 +229,9 @@ class SequentialShard(Shard):
             return []
         lo, hi = self.spec.shard_range(self.number, self.num_shards)
         who = ", ".join(self.members.name(one) for one in members if one not in made)
-        text = (
-            f"round {round} of '{self.spec.name}' lacks what {who} gave to elements [{lo}, {hi}): it died with a server"
-        )
-        return [Log("warning", text)]
+        unit = "slots" if self.is_table else "elements"
+        text = f"round {round} of '{self.spec.name}' lacks what {who} gave to {unit} [{lo}, {hi})"
+        return [Log("warning", f"{text}: it died with a server")]
 
     def end(self, end: End) -> list[Effect]:
         effects = super().end(end)

@@ -33,7 +33,7 @@ from windlass.errors import UsageError
 from windlass.filters import IdLists
 from windlass.server.arrival import ArrivalShard
 from windlass.server.freezing import Freezer
-from windlass.server.held import AnyShard, HeldKey, inspect, misasked, mispushed, misread, refusal, tallied
+from windlass.server.held import AnyShard, HeldKey, inspect, learns_from, misasked, mispushed, misread, refusal, tallied
 from windlass.server.host import Host, Members, Routes
 from windlass.server.host import ServerConfig as ServerConfig
 from windlass.server.log import Standing, Teaching
@@ -47,6 +47,7 @@ from windlass.server.teaching import hear_learner, hear_teacher
 from windlass.types import MANAGER, Bytes, Chain, Generation, Incarnation, KeyId, Memory, Node, Role, Sequential
 
 MAX_EARLY_MESSAGES = 256
+KEYED = (m.Pull, m.Init, m.Write, m.Attach, m.Detach, m.Freeze, m.Dump, m.Restore, m.Scan)
 
 
 class ServerState:
@@ -230,9 +231,7 @@ class ServerState:
                 return self._on_order(peer, message)
             case m.Tally() if peer == MANAGER:
                 return self._on_tally(message)
-            case m.Pull() | m.Init() | m.Write() | m.Attach() | m.Detach() | m.Scan():
-                return self._on_key(event, message)
-            case m.Freeze() | m.Dump() | m.Restore():
+            case _ if isinstance(message, KEYED):
                 return self._on_key(event, message)
             case m.Deposited(key=key_id):
                 if (key := self.keys.get(key_id)) is not None and 0 in key.shards:
@@ -482,7 +481,7 @@ class ServerState:
             before = key.routes.chains[move.shard]
             key.routes.chains[move.shard] = move.chain
             shard = key.shards.get(move.shard)
-            if move.learner == self.me and not self._learns_from(shard, move.chain[-1]):
+            if move.learner == self.me and not learns_from(shard, move.chain[-1]):
                 effects += self._become_learner(move.key, key, move.shard, move.chain)
                 continue
             if shard is None:
@@ -513,9 +512,6 @@ class ServerState:
             if learner is not None and is_ready and shard.log.teaching is Teaching.WAITING:
                 effects += shard.teach(learner)
         return effects
-
-    def _learns_from(self, shard: AnyShard | None, teacher: Incarnation) -> bool:
-        return shard is not None and shard.log.standing is Standing.LEARNER and shard.log.predecessor == teacher
 
     def _become_learner(self, key_id: KeyId, key: HeldKey, number: int, chain: Chain) -> list[Effect]:
         """Begin a shard anew, to be shown what is in it."""

@@ -189,7 +189,8 @@ class WorkerState(FilteredKeys):
             if not chain:
                 lo, hi = key.spec.shard_range(shard, len(key.chains))
                 holder = self._lost.get((key.id, shard), "a server")
-                return LostRange(key.spec.name, lo, hi, holder, self.checkpoint, self.is_restored)
+                unit = "elements" if key.spec.table is None else "slots"
+                return LostRange(key.spec.name, lo, hi, holder, self.checkpoint, self.is_restored, unit)
         return None
 
     def use(self, key: KeyInfo, generation: Generation) -> None:
