@@ -106,7 +106,15 @@ class Keeper:
         self._reports: dict[int, tuple[int, Generation, frozenset[Incarnation]]] = {}
 
     def report(self, shard: int, round: int, generation: Generation, members: Iterable[Incarnation]) -> None:
-        self._reports[shard] = (round, generation, frozenset(members))
+        """What came late, on its way around a cut, takes nothing back: within a generation rounds and their members
+        only become more."""
+        said = frozenset(members)
+        last = self._reports.get(shard)
+        if last is not None and (last[1], last[0]) >= (generation, round):
+            if (last[1], last[0]) != (generation, round):
+                return
+            said |= last[2]
+        self._reports[shard] = (round, generation, said)
 
     def verdict(
         self, round: int, generation: Generation, live: Collection[Incarnation]
