@@ -52,6 +52,13 @@ class Content(Protocol):
     def write(self, lo: int, hi: int, data: Bytes) -> None:
         """Set elements lo to hi."""
 
+    @property
+    def may_refuse(self) -> bool:
+        """Whether there is something in order that it cannot take."""
+
+    def refusal(self, pieces: list[StagedPiece]) -> str:
+        """Why it cannot take these, all together, if so. Changes nothing."""
+
     def apply(self, pieces: list[StagedPiece], *, divisor: int, hyper: Hyper, now: float) -> None:
         """Reduce these, and update once."""
 
@@ -102,6 +109,13 @@ class DenseContent:
 
     def write(self, lo: int, hi: int, data: Bytes) -> None:
         self._pins.retire(self.dense.write(lo, hi, data, is_pinned=self._is_pinned))
+
+    @property
+    def may_refuse(self) -> bool:
+        return False
+
+    def refusal(self, pieces: list[StagedPiece]) -> str:
+        return ""
 
     def apply(self, pieces: list[StagedPiece], *, divisor: int, hyper: Hyper, now: float) -> None:
         given = [Contribution(lo, hi, data) for _, lo, hi, data in pieces]

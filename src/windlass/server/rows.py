@@ -70,6 +70,13 @@ class TableContent:
         ids = np.ascontiguousarray(found[:limit])
         return ids, self.table.pull(ids), int(ids[-1]) if found.size > limit else None
 
+    @property
+    def may_refuse(self) -> bool:
+        return self.table.options.max_bytes is not None
+
+    def refusal(self, pieces: list[StagedPiece]) -> str:
+        return self.table.refusal([data[: ID_BYTES * (hi - lo)] for _, lo, hi, data in pieces])
+
     def apply(self, pieces: list[StagedPiece], *, divisor: int, hyper: Hyper, now: float) -> None:
         self._unshare()
         self.table.apply([_contribution(piece) for piece in pieces], divisor=divisor, hyper=hyper, now=now)

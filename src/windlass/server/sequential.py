@@ -190,6 +190,7 @@ class SequentialShard(Shard):
         divisor = max(1, len(ranked) - (len(made) - len(counted)))
         effects += self.queue(
             [
+                *self.checks([piece for pieces in by_slot.values() for piece in pieces], push),
                 *(Apply(number, pieces, divisor, hyper, push, now) for number, pieces in by_slot.items()),
                 End(push, ranked, acks, entry),
             ]

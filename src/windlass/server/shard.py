@@ -34,6 +34,7 @@ from windlass.server.units import (
     FREE,
     ROUND,
     Apply,
+    Check,
     Echo,
     End,
     First,
@@ -75,6 +76,7 @@ class Shard(Crew, Freezes, Lessons):
         self.slots = {slot: HeldSlot(slot, content, missing=content.missing) for slot, content in slots.items()}
         # What most pushes bring, on a shard with one slot of a dense key: known at a glance to be in order.
         self.whole = () if self.is_table else tuple((slot, 0, held.missing) for slot, held in self.slots.items())
+        self.may_refuse = any(content.may_refuse for content in slots.values())
         self.whole_bytes = sum(content.missing for content in slots.values()) * self.itemsize
         held = place.spec.shard_slots(number, len(place.chains))
         self.decoder = Decoder.of(place.spec, held, host.lists, host.local)
@@ -439,6 +441,8 @@ class Shard(Crew, Freezes, Lessons):
             self._ends.pop(unit.push, None)
             return self.end(unit)
         match unit:
+            case Check():
+                return self._check(unit)
             case Put():
                 return self._put(unit)
             case First():
@@ -462,6 +466,21 @@ class Shard(Crew, Freezes, Lessons):
             case _:
                 return self._carry_out(unit)
 
+    def checks(self, pieces: list[StagedPiece], push: tuple[Incarnation, int]) -> list[Check]:
+        """What comes before the update of any slot."""
+        return [Check(pieces, push)] if self.may_refuse and pieces else []
+
+    def _check(self, unit: Check) -> list[Effect]:
+        by_slot: dict[int, list[StagedPiece]] = {}
+        for piece in unit.pieces:
+            by_slot.setdefault(piece[0], []).append(piece)
+        for number, pieces in by_slot.items():
+            problem = self.slots[number].content.refusal(pieces)
+            if problem:
+                self._errors[unit.push] = f"'{self.spec.name}' has taken nothing of this push: {problem}"
+                return [Log("error", self._errors[unit.push])]
+        return []
+
     def _apply(self, unit: Apply) -> list[Effect]:
         slot = self.slots[unit.slot]
         effects: list[Effect] = []
@@ -472,6 +491,8 @@ class Shard(Crew, Freezes, Lessons):
             try:
                 if unit.is_reduced:
                     slot.content.update(unit.pieces, hyper=unit.hyper, now=unit.now)
+                elif unit.push in self._errors:
+                    pass  # it is refused: what it would have changed stays as it is
                 elif is_followed:
                     reduced, told = self._reduce(slot, unit)
                     effects += told
