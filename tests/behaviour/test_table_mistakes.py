@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import windlass as wl
+from windlass.store.batch import route
 
-from .conftest import WORKERS
+from .conftest import KINDS, WORKERS
 
 ROWS = np.ones((2, 3), np.float32)
 IDS = np.array([1, 2])
@@ -103,43 +104,48 @@ def test_a_row_that_is_not_finite_is_refused_where_asked_and_named_by_its_id():
     assert store.pushpull("emb", rows[:1], ids=[9]).tolist() == [[1, 2]]
 
 
-@pytest.mark.parametrize("consistency", [wl.Sequential(), wl.Eventual()])
-@pytest.mark.parametrize("replicas", [0, 1])
-def test_a_push_that_would_outgrow_max_bytes_is_refused_by_all_slots_of_a_server(consistency, replicas):
+def crowd(num_slots: int, num_shards: int) -> tuple[np.ndarray, np.ndarray]:
+    """Some ids of every slot of the first shard; and many of its last slot alone."""
+    way = route(np.arange(100_000), num_slots)
+    last = num_slots // num_shards - 1
+    few = [way.ids[way.bounds[slot] : way.bounds[slot] + 5] for slot in range(last + 1)]
+    return np.concatenate(few), way.ids[way.bounds[last] : way.bounds[last + 1]]
+
+
+@pytest.mark.parametrize(
+    ("consistency", "transport", "replicas"),
+    [
+        (wl.Sequential(), "threads", 0),
+        (wl.Eventual(), "threads", 0),
+        (wl.Sequential(), "threads", 1),
+        (wl.Bounded(3), "tcp", 1),
+    ],
+)
+def test_a_push_that_would_outgrow_max_bytes_leaves_every_slot_of_its_shard_as_it_was(consistency, transport, replicas):
+    """Only the last slot has no room. Over TCP every slot has a message of its own."""
+    few, many = crowd(16, 4 * (replicas + 1))
+    both = np.concatenate([few[:-5], many])
+
     def work(store):
-        table = store.create_table("emb", dim=4, max_bytes=200_000, consistency=consistency)
-        few, many = np.arange(50), np.arange(1_000_000, 1_010_000)
-        store.push("emb", np.ones((50, 4), np.float32), ids=few).wait()
+        table = store.create_table("emb", dim=4, max_bytes=300_000, consistency=consistency)
+        store.push("emb", np.ones((few.size, 4), np.float32), ids=few).wait()
         said = []
         for call in (store.push, lambda *args, **named: store.pushpull(*args, wait=False, **named)):
             with pytest.raises(wl.UsageError) as caught:
-                call("emb", np.ones((10_000, 4), np.float32), ids=np.concatenate([few, many])[-10_000:]).wait()
+                call("emb", np.ones((both.size, 4), np.float32), ids=both).wait()
             said.append(str(caught.value))
-        count, rows = len(table), store.pull("emb", ids=few)
         store.barrier()
-        return said, count, rows.max(), store.pushpull("emb", np.ones((50, 4), np.float32), ids=few).min()
+        return said, len(table), store.pull("emb", ids=few).max()
 
-    options = {"servers": replicas + 1, "workers": 2, "replicas": replicas, "engine": "threads", "timeout": 20}
+    options = KINDS[transport] | {"servers": replicas + 1, "workers": 2, "replicas": replicas, "timeout": 20}
     with wl.Cluster(**options) as cluster:
-        for said, count, largest, _ in cluster.run(work):
-            assert all(re.search("'emb' has taken nothing of this push: the table would outgrow max_bytes", one)
-                       for one in said)  # fmt: skip
+        for said, count, largest in cluster.run(work):
+            refused = "'emb' has taken nothing of this push: the table would outgrow max_bytes"
+            assert all(refused in one for one in said), said
             assert "Raise max_bytes, or let rows go: max_rows" in said[0]
-            assert count == 50
-            assert largest == 2
-        assert (cluster.store().pull("emb", ids=np.arange(50)) == 4).all()
-
-
-def test_a_push_in_many_messages_is_refused_as_one():
-    """Over TCP every slot has a message of its own, and only the last slots have no room."""
-
-    def work(store):
-        table = store.create_table("emb", dim=4, max_bytes=4 * 20_000, slots=4, consistency=wl.Eventual())
-        ids = np.arange(40_000)
-        before = [store.pull("emb", ids=ids).any(), len(table)]
-        with pytest.raises(wl.UsageError, match="has taken nothing of this push"):
-            store.push("emb", np.ones((40_000, 4), np.float32), ids=ids).wait()
-        return [*before, store.pull("emb", ids=ids).any(), len(table)]
-
-    with wl.Cluster(servers=1, workers=1, transport="tcp", timeout=20) as cluster:
-        assert cluster.run(work) == [[False, 0, False, 0]]
+            assert (count, largest) == (few.size, 2)
+        if replicas:
+            cluster.remove_server("server-0")
+            ids, rows = cluster.store().pull("emb", range=(0, 100_000))
+            assert ids.tolist() == sorted(few.tolist())
+            assert (rows == 2).all()
