@@ -46,6 +46,10 @@ class Content(Protocol):
     @property
     def state_bytes(self) -> int: ...
 
+    @property
+    def latest(self) -> float:
+        """How late it was, by the time of its shard, when something in it was last changed; 0 where nothing ages."""
+
     def misfit(self, lo: int, hi: int, data: Bytes | None, *, is_read: bool) -> str:
         """What is wrong with a piece that a peer named, and with what came with it, if anything."""
 
@@ -98,6 +102,10 @@ class DenseContent:
     @property
     def state_bytes(self) -> int:
         return self.dense.state_bytes
+
+    @property
+    def latest(self) -> float:
+        return 0.0
 
     def misfit(self, lo: int, hi: int, data: Bytes | None, *, is_read: bool) -> str:
         size = self.dense.size

@@ -40,6 +40,10 @@ class TableContent:
         """What it has beside its values: optimizer state, the index, room for more rows."""
         return max(0, self.table.nbytes - self.value_bytes)
 
+    @property
+    def latest(self) -> float:
+        return self.table.latest
+
     def misfit(self, lo: int, hi: int, data: Bytes | None, *, is_read: bool) -> str:
         if not 0 <= lo <= hi:
             return f"[{lo}, {hi}) are no ids"

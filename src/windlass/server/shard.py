@@ -256,6 +256,7 @@ class Shard(Crew, Freezes, Lessons):
     def _restore(self, unit: Restored) -> list[Effect]:
         slot = self.slots[unit.slot]
         slot.content.restore(unit.arrays, unit.meta)
+        self.time.hear(slot.content.latest)  # what ages goes on from there
         slot.missing = 0
         if unit.count >= 0:
             self.base = unit.count - self.version

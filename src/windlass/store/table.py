@@ -85,6 +85,11 @@ class TableSlot:
         """All memory that it has, room for more rows included."""
         return self._rows.arena.nbytes + self._index.nbytes
 
+    @property
+    def latest(self) -> float:
+        """When it was last updated, where rows age by the clock; else 0."""
+        return self._ageing.latest
+
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pull(self, ids: Array, out: Array | None = None) -> Array:
