@@ -63,7 +63,8 @@ class ServerState:
         self.pins = Pins(memory)
         self.freezer = self.freezer_kind(me, self.pins, memory)
         self._clock = Clock()
-        self._host = Host(me, memory, self.pins, self.members, self.freezer, self._clock, IdLists(), config.local)
+        shared = (memory, self.pins, self.members, self.freezer, self._clock, IdLists())
+        self._host = Host(me, *shared, config.local, config.at_once_bytes)
         self._linked: set[Incarnation] = set()
         self._early: dict[Incarnation, list[Received]] = {}
         self._restoring = Restoring()
@@ -231,6 +232,10 @@ class ServerState:
                 return self._on_key(event, message)
             case m.Freeze() | m.Dump() | m.Restore():
                 return self._on_key(event, message)
+            case m.Deposited(key=key_id):
+                if (key := self.keys.get(key_id)) is not None and 0 in key.shards:
+                    key.shards[0].deposit(peer, message, event.data)
+                return [Recycle(event.data)]
             case m.Thaw(snapshot=snapshot):
                 self.freezer.thaw(peer, snapshot)
                 return []
