@@ -11,6 +11,7 @@ import torch
 
 import windlass as wl
 from tests.cli.command import windlass
+from windlass import filters as wf
 from windlass.checkpoint import Reader, diff
 
 STEPS = 6
@@ -39,7 +40,7 @@ def train(store, begin, end):
         ids = rng.integers(-80, 80, 50)
         rows = rng.standard_normal((50, 3)).astype(np.float32)
         names = [*UPDATERS, "aged", "loose"]
-        values = {name: rows for name in UPDATERS} | {"aged": rows[:, :2].copy(), "loose": np.ones((50, 1), np.float32)}
+        values = dict.fromkeys(UPDATERS, rows) | {"aged": rows[:, :2].copy(), "loose": np.ones((50, 1), np.float32)}
         store.push(values | {"w": rows.reshape(-1)[:10]}, ids=dict.fromkeys(names, ids)).wait()
         store.push("half", torch.from_numpy(rows[:, :2].copy()).bfloat16(), ids=torch.from_numpy(ids)).wait()
     store.barrier()
@@ -86,6 +87,40 @@ def test_a_table_that_is_pushed_to_while_it_is_saved_is_saved_after_one_round(tm
     assert value.shape == (3000, 2)
     assert (value == 2 * reader.manifest.step).all()
     assert sorted(reader.array("t", "ids").tolist()) == list(range(3000))
+
+
+def filtered(store, begin, end):
+    store.create_table("t", dim=3, update=wl.Adagrad(lr=0.1), filters=[wf.IdCache(), wf.TopK(0.2), wf.Int8()])
+    store.create("w", np.zeros(1000, np.float32), update="add", filters=[wf.OneBit()])
+    for step in range(begin, end):
+        rng = np.random.default_rng(100 * step + store.rank)
+        ids = rng.permutation(200)[:60]
+        store.push({"t": rng.standard_normal((60, 3)).astype(np.float32),
+                    "w": rng.standard_normal(1000).astype(np.float32)}, ids={"t": ids}).wait()  # fmt: skip
+    kept = [store.status()["filters"][key]["residual_norm"] for key in ("t", "w")]
+    return store.pull("t", ids=np.arange(200)).tobytes(), store.pull("w").tobytes(), kept
+
+
+def test_what_filters_kept_back_is_saved_and_goes_back_to_the_worker_of_the_same_rank(tmp_path):
+    with cluster(2) as first:
+        kept = [result[2] for result in first.run(filtered, 0, STEPS)]
+        path = first.run(save_by_rank_0, str(tmp_path))[0]
+        expected = first.run(filtered, STEPS, 2 * STEPS)
+    assert all(norm > 0 for each in kept for norm in each)
+    for servers in (3, 2):
+        with cluster(servers, replicas=1) as second:
+            second.store().load(path)
+            again = second.run(filtered, STEPS, STEPS)
+            assert [result[2] for result in again] == [pytest.approx(each) for each in kept]
+            if servers == 2:  # with others the parcels are others, and so is what top-k takes of each
+                assert second.run(filtered, STEPS, 2 * STEPS) == expected
+
+
+def save_by_rank_0(store, root):
+    filtered(store, 0, 0)
+    path = store.save(root) if store.rank == 0 else ""
+    store.barrier()
+    return path
 
 
 def test_rows_go_on_ageing_by_the_clock_after_a_load(tmp_path):
