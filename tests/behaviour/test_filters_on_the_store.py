@@ -106,7 +106,9 @@ def test_filters_take_every_floating_type(cluster, key, dtype):
         assert torch.corrcoef(torch.stack([got.double(), line]))[0, 1] > 0.97
 
 
-@pytest.mark.parametrize("filters", [[wf.Cast("bfloat16", pull=True)], [wf.Int8(pull=True)], [wf.Zstd(pull=True)]], ids=named)
+@pytest.mark.parametrize(
+    "filters", [[wf.Cast("bfloat16", pull=True)], [wf.Int8(pull=True)], [wf.Zstd(pull=True)]], ids=named
+)
 def test_the_answers_of_pulls_are_filtered_where_asked(cluster, key, filters):
     def work(store):
         store.create(key, np.zeros(SIZE, np.float32), update="add", filters=filters)

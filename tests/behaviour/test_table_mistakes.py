@@ -149,3 +149,39 @@ def test_a_push_that_would_outgrow_max_bytes_leaves_every_slot_of_its_shard_as_i
             ids, rows = cluster.store().pull("emb", range=(0, 100_000))
             assert ids.tolist() == sorted(few.tolist())
             assert (rows == 2).all()
+
+
+@pytest.mark.parametrize("transport", ["embedded", "threads"])
+def test_a_round_that_does_not_fit_into_one_shard_of_a_table_is_taken_by_none(transport):
+    """The first shards have room for it, the last has not."""
+    way = route(np.arange(100_000), 16)
+    light = np.concatenate([way.ids[way.bounds[slot] : way.bounds[slot] + 5] for slot in range(15)])
+    heavy = way.ids[way.bounds[15] :]
+
+    def work(store):
+        table = store.create_table("emb", dim=4, max_bytes=300_000, update=wl.Adagrad(lr=1.0))
+        said = []
+        for ids in (light, np.concatenate([light, heavy]), light, np.concatenate([light, heavy]), light):
+            try:
+                store.push("emb", np.full((ids.size, 4), -1, np.float32), ids=ids).wait()
+                said.append("")
+            except wl.UsageError as error:
+                said.append(str(error))
+        return [bool(one) for one in said], said[1], len(table), store.pull("emb", ids=light)
+
+    def check(results, expected):
+        for is_refused, said, count, rows in results:
+            assert is_refused == [False, True, False, True, False]
+            assert "'emb' has taken nothing of this push: the table would outgrow max_bytes" in said
+            assert count == light.size
+            assert np.allclose(rows, expected)
+
+    steps = 1 + 1 / np.sqrt(2) + 1 / np.sqrt(3)  # Adagrad's, three of them
+    if transport == "embedded":
+        check([work(wl.Store())], steps)
+        return
+    with wl.Cluster(servers=2, workers=2, replicas=1, engine="threads", timeout=20) as cluster:
+        check(cluster.run(work), steps)
+        cluster.remove_server("server-0")
+        assert np.allclose(cluster.store().pull("emb", ids=light), steps)
+        check(cluster.run(lambda store: (*work(store)[:3], np.full(1, steps))), steps)

@@ -108,7 +108,8 @@ def test_every_updater_does_to_a_row_what_its_definition_says(cluster, key, upda
             store.push(key, grads, ids=ids)
         return store.pull(key, ids=np.arange(40))
 
-    reference, rng = Reference(update, start=0.0 if isinstance(update, wl.FTRL) else 0.5, dim=3), np.random.default_rng(1)
+    reference = Reference(update, start=0.0 if isinstance(update, wl.FTRL) else 0.5, dim=3)
+    rng = np.random.default_rng(1)
     for _ in range(6):
         ids = rng.choice(40, 15, replace=False)
         reference.step(ids.tolist(), rng.standard_normal((15, 3)).astype(np.float32))
@@ -199,7 +200,7 @@ def test_tables_and_dense_keys_go_together_in_one_call(cluster, key):
 
 def test_a_range_pull_gives_what_is_there_with_rising_ids(cluster, key):
     def work(store):
-        table = store.create_table(key, dim=2)
+        store.create_table(key, dim=2)
         ids = np.array([10, -5, 3, 2**63 - 1, 8, -(2**63)])
         store.push(key, np.repeat(ids.astype(np.float32)[:, None], 2, 1), ids=ids)
         some, rows = store.pull(key, range=(-5, 10))

@@ -29,6 +29,7 @@ from windlass.server.host import Host, Routes
 from windlass.server.lessons import Lessons
 from windlass.server.log import COPIED_BYTES, Whole
 from windlass.server.log import Log as ShardLog
+from windlass.server.refusing import Refuses
 from windlass.server.rows import ids_of
 from windlass.server.shard_time import ShardTime
 from windlass.server.units import (
@@ -60,7 +61,7 @@ from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation
 MAX_REFUSED = 64
 
 
-class Shard(Crew, Freezes, Lessons):
+class Shard(Crew, Freezes, Lessons, Refuses):
     """Every method that can answer somebody returns effects; what they tell must pass `log.hold_back`."""
 
     log_kind: type[ShardLog] = ShardLog
@@ -499,21 +500,6 @@ class Shard(Crew, Freezes, Lessons):
                 return self.carry_out(unit)
             case _:
                 return self._carry_out(unit)
-
-    def checks(self, pieces: list[StagedPiece], push: tuple[Incarnation, int]) -> list[Check]:
-        """What comes before the update of any slot."""
-        return [Check(pieces, push)] if self.may_refuse and pieces else []
-
-    def _check(self, unit: Check) -> list[Effect]:
-        by_slot: dict[int, list[StagedPiece]] = {}
-        for piece in unit.pieces:
-            by_slot.setdefault(piece[0], []).append(piece)
-        for number, pieces in by_slot.items():
-            problem = self.slots[number].content.refusal(pieces)
-            if problem:
-                self._errors[unit.push] = f"'{self.spec.name}' has taken nothing of this push: {problem}"
-                return [Log("error", self._errors[unit.push])]
-        return []
 
     def _apply(self, unit: Apply) -> list[Effect]:
         slot = self.slots[unit.slot]
