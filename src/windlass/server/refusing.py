@@ -1,5 +1,5 @@
-"""What a shard cannot take, though it is in order: a table that would outgrow its bytes. All slots are asked before any of
-them changes; where a key has rounds, all shards are."""
+"""What a shard cannot take, though it is in order: a table that would outgrow its bytes. All slots are asked before any
+of them changes; where a key has rounds, all shards are."""
 
 from __future__ import annotations
 

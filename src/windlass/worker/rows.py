@@ -46,8 +46,8 @@ class TableEntry(Entry):
         try:
             like, flat = look(ids, f"{what}('{self.name}', ids=...)")
         except (TypeError, ValueError, UsageError):
-            got = type(ids).__name__
-            raise UsageError(f"{what}('{self.name}'): ids must be whole numbers that fit into int64, got {got}") from None
+            expected = "ids must be whole numbers that fit into int64"
+            raise UsageError(f"{what}('{self.name}'): {expected}, got {type(ids).__name__}") from None
         return like, check_ids(self.name, flat)
 
     def rows(self, value: Any, like: Like, ids: Array, *, check_finite: bool) -> Array:
