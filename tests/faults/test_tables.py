@@ -37,9 +37,10 @@ def _train(store: wl.Store, victims: dict[int, int]) -> dict[str, Any]:
     store.create_table("counted", dim=DIM, consistency=wl.Eventual())
     store.create_table("bounded", dim=DIM, consistency=wl.Bounded(2), slots=5)
     store.create_table("filtered", dim=DIM, filters=[wf.IdCache(), wf.TopK(0.3), wf.Int8()])
+    store.create_table("capped", dim=DIM, update=wl.Adam(lr=0.1), max_bytes=300_000)
     store.create("w", np.zeros(500, np.float32), update="add", filters=[wf.Cast("bfloat16")])
     rng, counts, pushed = np.random.default_rng(store.rank), np.zeros(500), np.zeros((500, DIM))
-    always = np.arange(0, 500, 5)
+    always, refused = np.arange(0, 500, 5), []
     for step in range(STEPS):
         ids = rng.integers(0, 500, 120)
         rows = (rng.standard_normal((120, DIM)) * 10.0 ** rng.integers(-3, 3)).astype(np.float32)
@@ -52,6 +53,12 @@ def _train(store: wl.Store, victims: dict[int, int]) -> dict[str, Any]:
         if store.rank == 0 and step in victims:
             os.kill(victims[step], signal.SIGKILL)
         task.wait()
+        few = ids if step % 3 else np.concatenate([ids, np.arange(10_000, 15_000)])  # every third round is too much
+        try:
+            store.push("capped", np.ones((few.size, DIM), np.float32), ids=few).wait()
+        except wl.UsageError as error:
+            assert "outgrow max_bytes" in str(error)
+            refused.append(step)
         np.add.at(counts, ids, 1)
         pushed[always] += rows[:100]
     store.barrier()
@@ -59,6 +66,8 @@ def _train(store: wl.Store, victims: dict[int, int]) -> dict[str, Any]:
     return {
         "trained": store.pull("trained", ids=everything).tobytes(),
         "aged": [part.tobytes() for part in store.pull("aged", range=(0, 500))],
+        "capped": [part.tobytes() for part in store.pull("capped", range=(0, 20_000))],
+        "refused": refused,
         "counted": store.pull("counted", ids=everything)[:, 0],
         "bounded": store.pull("bounded", ids=everything)[:, 0],
         "counts": counts,
@@ -80,6 +89,8 @@ def _check(results: list[dict[str, Any]], undisturbed: list[dict[str, Any]]) -> 
     for result in results:
         assert result["trained"] == undisturbed[0]["trained"]
         assert result["aged"] == undisturbed[0]["aged"]
+        assert result["capped"] == undisturbed[0]["capped"]
+        assert result["refused"] == list(range(0, STEPS, 3))
         assert np.array_equal(result["counted"], counts)
         assert np.array_equal(result["bounded"], counts)
         assert np.allclose(result["filtered"], sent, rtol=1e-4, atol=1e-2)
