@@ -301,3 +301,38 @@ def test_a_table_declared_by_others_is_found_by_its_name(cluster, key):
         return table.name == key, table.dim, table.dtype, table.consistency
 
     assert cluster.run(work) == [(True, 6, "float16", wl.Eventual())] * WORKERS
+
+
+@pytest.mark.parametrize("update", UPDATERS, ids=str)
+def test_an_embedded_store_does_the_same(update):
+    start = 0.0 if isinstance(update, wl.FTRL) else 0.5
+    store, reference, rng = wl.Store(), Reference(update, start=start, dim=2), np.random.default_rng(2)
+    store.create_table("t", dim=2, update=update, init=start, slots=3)
+    for _ in range(5):
+        ids = rng.choice(30, 10, replace=False) - 15
+        grads = rng.standard_normal((10, 2)).astype(np.float32)
+        rows = store.pushpull("t", grads, ids=ids)
+        reference.step(ids.tolist(), grads)
+        assert np.allclose(rows, reference.rows(ids.tolist()), rtol=2e-5, atol=2e-6)
+    assert np.allclose(store.pull("t", ids=np.arange(-15, 15)), reference.rows(range(-15, 15)), rtol=2e-5, atol=2e-6)
+
+
+def test_rows_that_stay_come_exactly_once_in_pages_while_others_push(cluster, key):
+    def work(store):
+        table = store.create_table(key, dim=2, consistency=wl.Eventual())
+        stay = np.arange(2000)
+        store.push(key, np.ones((2000, 2), np.float32), ids=stay).wait()
+        store.barrier()
+        if store.rank == 0:
+            found = [ids for ids, _ in table.pages(rows=50)]
+        else:
+            for step in range(30):
+                new = np.arange(100) + 10_000 * (store.rank + 1) + 100 * step
+                store.push(key, np.ones((100, 2), np.float32), ids=new).wait()
+            found = []
+        store.barrier()
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    ids = cluster.run(work)[0]
+    assert np.unique(ids).size == ids.size
+    assert np.array_equal(np.sort(ids[ids < 2000]), np.arange(2000))
