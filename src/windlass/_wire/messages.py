@@ -334,7 +334,7 @@ class Hold(Message, frozen=True):
 
 class Staged(Message, frozen=True):
     """Head to keeper: in this generation the shard has all pieces of round `round` from these workers, and every live
-    worker is among them."""
+    worker is among them. With `error`, it cannot take them, and says why."""
 
     key: KeyId
     shard: int
@@ -342,15 +342,18 @@ class Staged(Message, frozen=True):
     term: int
     number: int
     members: tuple[Incarnation, ...]
+    error: str = ""
 
 
 class Close(Message, frozen=True):
-    """Keeper to the head of another shard: round `round` is closed with exactly these members."""
+    """Keeper to the head of another shard: round `round` is closed with exactly these members. With `error`, it is
+    refused: some shard cannot take it, and none does."""
 
     key: KeyId
     shard: int
     round: int
     members: tuple[Incarnation, ...]
+    error: str = ""
 
 
 class Kind(Enum):
@@ -383,6 +386,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fa
     elements: tuple[int, ...] = ()  # of a round or push: how many elements of the shard each of those in it gave
     now: float = 0.0  # of a round or push to a table: when, by the time of the shard
     count: int = -1  # as in Restore
+    is_refused: bool = False  # of a round: as Close says, for this `error`
 
 
 class Replicate(Message, frozen=True):

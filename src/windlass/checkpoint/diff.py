@@ -12,6 +12,8 @@ from windlass.checkpoint.manifest import SavedKey
 from windlass.checkpoint.reader import Reader
 from windlass.types import Array
 
+ROWS, CANDIDATES = "rows", "candidates"
+
 
 @dataclass(frozen=True, slots=True)
 class ArrayDifference:
@@ -29,18 +31,20 @@ class ArrayDifference:
 class Difference:
     """`changed` says for a key which fields of its declaration were something else: field, before, after. Its arrays
     are compared if they still have as many elements of the same type. Arrays that only one side has stand in
-    `one_sided`: key, array, and the path of that side."""
+    `one_sided`: key, array, and the path of that side. Of a table, rows are compared that both sides have; `rows` says
+    how many only one has: key, what they are (ids or candidates), removed, added."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
     changed: dict[str, list[tuple[str, str, str]]]
     arrays: tuple[ArrayDifference, ...]
     one_sided: tuple[tuple[str, str, str], ...]
+    rows: tuple[tuple[str, str, int, int], ...] = ()
 
     @property
     def is_same(self) -> bool:
         moved = any(array.differing for array in self.arrays)
-        return not (self.added or self.removed or self.changed or self.one_sided or moved)
+        return not (self.added or self.removed or self.changed or self.one_sided or self.rows or moved)
 
 
 def diff(before: Reader, after: Reader, on_bytes: Callable[[int], object] = lambda count: None) -> Difference:
@@ -51,15 +55,22 @@ def diff(before: Reader, after: Reader, on_bytes: Callable[[int], object] = lamb
     changed: dict[str, list[tuple[str, str, str]]] = {}
     arrays: list[ArrayDifference] = []
     one_sided: list[tuple[str, str, str]] = []
+    rows: list[tuple[str, str, int, int]] = []
     for name in shared:
         old, new = before.keys[name], after.keys[name]
         if fields := _fields(old, new):
             changed[name] = fields
         ours, theirs = _names(old), _names(new)
+        is_table = old.spec.table is not None and new.spec.table is not None
+        if is_table:
+            for noun in (ROWS, CANDIDATES):
+                found = _compare_rows(before, after, name, noun, on_bytes)
+                arrays += found.arrays
+                rows += [(name, noun, found.removed, found.added)] if found.removed or found.added else []
         for part, (dtype, elements) in ours.items():
             if part not in theirs:
                 one_sided.append((name, part, before.path))
-            elif theirs[part] == (dtype, elements):
+            elif not is_table and theirs[part] == (dtype, elements):
                 arrays.append(_compare(before, after, name, part, on_bytes))
         one_sided += [(name, part, after.path) for part in theirs if part not in ours]
     return Difference(
@@ -68,6 +79,7 @@ def diff(before: Reader, after: Reader, on_bytes: Callable[[int], object] = lamb
         changed=changed,
         arrays=tuple(arrays),
         one_sided=tuple(one_sided),
+        rows=tuple(rows),
     )
 
 
@@ -90,17 +102,84 @@ def _names(key: SavedKey) -> dict[str, tuple[str, int]]:
 def _compare(
     before: Reader, after: Reader, key: str, part: str, on_bytes: Callable[[int], object]
 ) -> ArrayDifference:
-    is_bfloat16 = part == "value" and before.keys[key].spec.dtype == "bfloat16"
-    elements, differing, largest = 0, 0, 0.0
+    total = _Total(key, part, is_bfloat16=part == "value" and before.keys[key].spec.dtype == "bfloat16")
     for a, b in _pairs(before, after, key, part):
-        elements += a.size
         on_bytes(a.nbytes + b.nbytes)
+        total.add(a, b)
+    return total.difference()
+
+
+class _Total:
+    """The differences of one array, stretch by stretch."""
+
+    def __init__(self, key: str, part: str, *, is_bfloat16: bool) -> None:
+        self._key, self._part, self._is_bfloat16 = key, part, is_bfloat16
+        self._elements, self._differing, self._largest = 0, 0, 0.0
+
+    def add(self, a: Array, b: Array) -> None:
+        self._elements += a.size
         is_other = a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}")
-        if not is_other.any():
-            continue
-        differing += int(np.count_nonzero(is_other))
-        largest = float(np.maximum(largest, _distance(a[is_other], b[is_other], is_bfloat16=is_bfloat16)))
-    return ArrayDifference(key, part, elements, differing, largest)
+        if is_other.any():
+            self._differing += int(np.count_nonzero(is_other))
+            gap = _distance(a[is_other], b[is_other], is_bfloat16=self._is_bfloat16)
+            self._largest = float(np.maximum(self._largest, gap))
+
+    def difference(self) -> ArrayDifference:
+        return ArrayDifference(self._key, self._part, self._elements, self._differing, self._largest)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _RowDifference:
+    """How the rows, or candidates, of a table differ: those of ids that both sides have array by array."""
+
+    removed: int
+    added: int
+    arrays: list[ArrayDifference]
+
+
+def _compare_rows(
+    before: Reader, after: Reader, key: str, noun: str, on_bytes: Callable[[int], object]
+) -> _RowDifference:
+    ids, prefix = ("ids", "") if noun == ROWS else ("candidate.ids", "candidate.")
+    ours, theirs = _names(before.keys[key]), _names(after.keys[key])
+    names = [
+        name for name in ours if name != ids and name in theirs and name.startswith("candidate.") == bool(prefix)
+    ]
+    if ids not in ours or ids not in theirs:
+        return _RowDifference(0, 0, [])
+    totals = {name: _Total(key, name, is_bfloat16=False) for name in names}
+    found = _RowDifference(0, 0, [])
+    for old, new in _slot_pairs(before, after, key):
+        mine, other = old(ids), new(ids)
+        on_bytes(mine.nbytes + other.nbytes)
+        both, here, there = np.intersect1d(mine, other, assume_unique=True, return_indices=True)
+        found.removed += mine.size - both.size
+        found.added += other.size - both.size
+        for name, total in totals.items():
+            a, b = old(name), new(name)
+            on_bytes(a.nbytes + b.nbytes)
+            if a.dtype == b.dtype and both.size and a.size // mine.size == b.size // other.size:
+                total.add(a.reshape(mine.size, -1)[here].reshape(-1), b.reshape(other.size, -1)[there].reshape(-1))
+    found.arrays = [total.difference() for total in totals.values()]
+    return found
+
+
+def _slot_pairs(
+    before: Reader, after: Reader, key: str
+) -> Iterator[tuple[Callable[[str], Array], Callable[[str], Array]]]:
+    """What reads the arrays of a slot on either side, slot by slot; of all at once where their slots differ."""
+    count = len(before.keys[key].slots)
+    if count != len(after.keys[key].slots):
+        yield lambda name: before.array(key, name).reshape(-1), lambda name: after.array(key, name).reshape(-1)
+        return
+    for number in range(count):
+        yield (
+            lambda name, number=number: before.part(key, number, name).reshape(-1),  # type: ignore[misc]
+            lambda name, number=number: after.part(key, number, name).reshape(-1),  # type: ignore[misc]
+        )
 
 
 def _pairs(before: Reader, after: Reader, key: str, part: str) -> Iterator[tuple[Array, Array]]:

@@ -164,6 +164,9 @@ def _show(console: Console, found: Difference) -> None:
         for field, was, now in fields:
             change = f"{escape(field)} was {escape(was)}, is {escape(now)}"
             console.print(f"[yellow]~ declared[/yellow] [bold]{escape(name)}[/bold]: {change}", soft_wrap=True)
+    for name, noun, removed, added in found.rows:
+        counts = f"{removed:,} {noun} removed, {added:,} added"
+        console.print(f"[yellow]~ {noun}[/yellow] [bold]{escape(name)}[/bold]: {counts}", soft_wrap=True)
     for name, array, path in found.one_sided:
         text = f"[bold]{escape(name)}[/bold]: {escape(array)} is only in {escape(path)}"
         console.print(f"[yellow]~ arrays[/yellow] {text}", soft_wrap=True)

@@ -43,6 +43,7 @@ class Rounds:
         self.closed = closed
         self._staged: dict[int, dict[Incarnation, Contribution]] = {}
         self.members: dict[int, tuple[Incarnation, ...]] = {}
+        self.refusals: dict[int, str] = {}  # why a round is not applied, on any shard
 
     def contribution(self, who: Incarnation, round: int, parts: int) -> Contribution:
         """The contribution to add a part to; made on first sight."""
@@ -77,10 +78,11 @@ class Rounds:
                 return False
         return bool(crew)
 
-    def close(self, members: tuple[Incarnation, ...]) -> dict[Incarnation, Contribution]:
+    def close(self, members: tuple[Incarnation, ...], refusal: str = "") -> dict[Incarnation, Contribution]:
         """Close the next round with exactly these members; gives their contributions, as far as they are here. The
         rest is dropped."""
         self.closed += 1
+        self.refusals = {self.closed - 1: self.refusals.get(self.closed - 1, ""), self.closed: refusal}
         self.members = {self.closed - 1: self.members.get(self.closed - 1, ()), self.closed: members}
         staged = self._staged.pop(self.closed, {})
         return {who: staged[who] for who in members if who in staged}

@@ -12,7 +12,7 @@ from windlass.server.content import Content
 from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
 from windlass.server.units import Apply, End, HeldSlot, count_given
-from windlass.types import Bounded, Incarnation, Lease
+from windlass.types import Bounded, Incarnation
 
 
 class ArrivalShard(Shard):
@@ -45,8 +45,8 @@ class ArrivalShard(Shard):
         return admission
 
     def accept(self, peer: Incarnation, push: m.Push, staged: list[StagedPiece]) -> list[Effect]:
-        if push.completes is not None:
-            return self._accept_leased(peer, push, push.completes, staged)
+        if push.completes is not None or self.may_refuse:
+            return self._accept_whole(peer, push, staged)
         divisor = max(1, len(self.crew))
         which = (peer, push.clock)
         entry = m.LogEntry(
@@ -64,10 +64,9 @@ class ArrivalShard(Shard):
         applies = [Apply(piece[0], [piece], divisor, push.hyper, which, entry.now) for piece in staged]
         return self.queue([*applies, end])
 
-    def _accept_leased(
-        self, peer: Incarnation, push: m.Push, lease: Lease, staged: list[StagedPiece]
-    ) -> list[Effect]:
-        """What completes work counts here as a whole or not at all, so its parts are kept until all are here."""
+    def _accept_whole(self, peer: Incarnation, push: m.Push, staged: list[StagedPiece]) -> list[Effect]:
+        """What completes work, or may be refused, counts here as a whole or not at all, so its parts are kept until all
+        are here."""
         pieces = self._staged.setdefault(peer, [])
         pieces += staged
         self._given[peer] = self._given.get(peer, 0) + count_given(push)
@@ -78,9 +77,9 @@ class ArrivalShard(Shard):
         del self._seen[peer], self._staged[peer]
         given = self._given.pop(peer)
         self.clocks.received[peer] = push.clock
-        which = (peer, push.clock)
-        is_free = self.batches.is_free(lease.workload, lease.numbers)
-        if is_free:
+        which, lease = (peer, push.clock), push.completes
+        is_free = lease is None or self.batches.is_free(lease.workload, lease.numbers)
+        if is_free and lease is not None:
             self.batches.take(lease.workload, lease.numbers)
         entry = m.LogEntry(
             kind=m.Kind.PUSH,
@@ -88,14 +87,14 @@ class ArrivalShard(Shard):
             clock=push.clock,
             hyper=push.hyper,
             elements=(given,),  # work that was done before is accounted for, too
-            leases=(lease,) if is_free else (),
+            leases=(lease,) if is_free and lease is not None else (),
             now=self.time.now(),
         )
         end = End(which, (peer,), () if push.pull else (peer,), entry)
         divisor = max(1, len(self.crew))
         applies = [Apply(piece[0], [piece], divisor, push.hyper, which, entry.now) for piece in pieces]
         if is_free:
-            return self.queue([*applies, end])
+            return self.queue([*self.checks(pieces, which), *applies, end])
         return [Recycle(tuple(piece[3] for piece in pieces)), *self.queue([end])]
 
     def _count(self, entry: m.LogEntry) -> bool:

@@ -46,11 +46,22 @@ class Content(Protocol):
     @property
     def state_bytes(self) -> int: ...
 
+    @property
+    def latest(self) -> float:
+        """How late it was, by the time of its shard, when something in it was last changed; 0 where nothing ages."""
+
     def misfit(self, lo: int, hi: int, data: Bytes | None, *, is_read: bool) -> str:
         """What is wrong with a piece that a peer named, and with what came with it, if anything."""
 
     def write(self, lo: int, hi: int, data: Bytes) -> None:
         """Set elements lo to hi."""
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether there is something in order that it cannot take."""
+
+    def refusal(self, pieces: list[StagedPiece]) -> str:
+        """Why it cannot take these, all together, if so. Changes nothing."""
 
     def apply(self, pieces: list[StagedPiece], *, divisor: int, hyper: Hyper, now: float) -> None:
         """Reduce these, and update once."""
@@ -92,6 +103,10 @@ class DenseContent:
     def state_bytes(self) -> int:
         return self.dense.state_bytes
 
+    @property
+    def latest(self) -> float:
+        return 0.0
+
     def misfit(self, lo: int, hi: int, data: Bytes | None, *, is_read: bool) -> str:
         size = self.dense.size
         if not 0 <= lo <= hi <= size:
@@ -102,6 +117,13 @@ class DenseContent:
 
     def write(self, lo: int, hi: int, data: Bytes) -> None:
         self._pins.retire(self.dense.write(lo, hi, data, is_pinned=self._is_pinned))
+
+    @property
+    def may_refuse(self) -> bool:
+        return False
+
+    def refusal(self, pieces: list[StagedPiece]) -> str:
+        return ""
 
     def apply(self, pieces: list[StagedPiece], *, divisor: int, hyper: Hyper, now: float) -> None:
         given = [Contribution(lo, hi, data) for _, lo, hi, data in pieces]

@@ -42,6 +42,10 @@ class TableContent:
         """What it has beside its values: optimizer state, the index, room for more rows."""
         return max(0, self.table.nbytes - self.value_bytes)
 
+    @property
+    def latest(self) -> float:
+        return self.table.latest
+
     def misfit(self, lo: int, hi: int, data: Bytes | None, *, is_read: bool) -> str:
         if not 0 <= lo <= hi:
             return f"[{lo}, {hi}) are no ids"
@@ -76,6 +80,13 @@ class TableContent:
         found = self.table.ids_between(lo if after is None else max(lo, after + 1), hi)
         ids = np.ascontiguousarray(found[:limit])
         return ids, self.table.pull(ids), int(ids[-1]) if found.size > limit else None
+
+    @property
+    def may_refuse(self) -> bool:
+        return self.table.options.max_bytes is not None
+
+    def refusal(self, pieces: list[StagedPiece]) -> str:
+        return self.table.refusal([data[: ID_BYTES * (hi - lo)] for _, lo, hi, data in pieces])
 
     def apply(self, pieces: list[StagedPiece], *, divisor: int, hyper: Hyper, now: float) -> None:
         self._unshare()

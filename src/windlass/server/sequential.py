@@ -30,6 +30,8 @@ class SequentialShard(Shard):
         self._reports = self.keeper_kind(self.num_shards)  # used by the keeper alone
         self._gone: list[Incarnation] = []  # departed workers whose last push is in a round that is being applied
         self._reported = 0  # the last round that the keeper was told of
+        self._judged: tuple[int, tuple[Incarnation, ...], str] = (0, (), "")  # round, whose, why it cannot be taken
+        self._objections: dict[int, tuple[int, str]] = {}  # keeper: by shard, of the last round it reported
         self._ahead: list[Order | Freezing] = []  # the keeper's orders for rounds that are not closed here yet
 
     @property
@@ -103,7 +105,8 @@ class SequentialShard(Shard):
         members = self.rounds.members.get(closed)
         if members is None or head is None or (closed != self.version and not self.log.is_last):
             return []  # in the last case it is told when our chain knows of it
-        return [Send(head, m.Close(key=self.id, shard=shard, round=closed, members=members))]
+        refusal = self.rounds.refusals.get(closed, "")
+        return [Send(head, m.Close(key=self.id, shard=shard, round=closed, members=members, error=refusal))]
 
     def is_round_ready(self) -> bool:
         return self.speaks and self.rounds.is_ready(self.crew, self.clocks.received)
@@ -125,13 +128,24 @@ class SequentialShard(Shard):
         whole = self.rounds.whole(round)
         if self.num_shards == 1:
             return self.close(round, whole)
+        if self.may_refuse and self._judged[:2] != (round, whole):
+            if self.version < self.rounds.closed:
+                return []  # it depends on rounds that are still to be applied
+            self._judged = (round, whole, self._refusal_of(round, whole))
         term, number = self.members.generation
         self._reported = round
-        report = m.Staged(key=self.id, shard=self.number, round=round, term=term, number=number, members=whole)
+        report = m.Staged(
+            key=self.id, shard=self.number, round=round, term=term, number=number, members=whole, error=self._judged[2]
+        )
         if self.is_keeper:
             return self.staged(report)
         keeper = self.routes.keeper
         return [] if keeper is None else [Send(keeper, report)]
+
+    def _refusal_of(self, round: int, members: tuple[Incarnation, ...]) -> str:
+        """Why what these have pushed cannot be taken here, if so."""
+        made = [self.rounds.find(who, round) for who in members]
+        return self.refusal([piece for one in made if one is not None for piece in one.pieces])
 
     def staged(self, report: m.Staged) -> list[Effect]:
         """Keeper: a shard has everything of a round. A round closed already is told again: the word was lost."""
@@ -139,6 +153,7 @@ class SequentialShard(Shard):
             is_last = report.round == self.rounds.closed and report.shard != self.number
             return self._close_again(report.shard) if is_last else []
         self._reports.report(report.shard, report.round, Generation(report.term, report.number), report.members)
+        self._objections[report.shard] = (report.round, report.error)
         if report.round != self.rounds.closed + 1 or not self.rounds.is_ready(self.crew, self.clocks.received):
             return []  # in the last case somebody has come since we reported ourselves
         agreed = self._reports.verdict(report.round, self.members.generation, self.members.live)
@@ -147,27 +162,32 @@ class SequentialShard(Shard):
         members = tuple(agreed)
         # A round is closed once the keeper's chain knows of it: then no other end of it can be decided. Where nobody
         # comes after the keeper, that is now.
-        told = self._tell_closed(report.round, members) if self.log.is_last else []
-        return told + self.close(report.round, members)
+        objections = (error for round, error in self._objections.values() if round == report.round and error)
+        refusal = next(objections, "")
+        told = self._tell_closed(report.round, members, refusal) if self.log.is_last else []
+        return told + self.close(report.round, members, refusal)
 
-    def _tell_closed(self, round: int, members: tuple[Incarnation, ...]) -> list[Effect]:
+    def _tell_closed(self, round: int, members: tuple[Incarnation, ...], refusal: str) -> list[Effect]:
         return [
-            Send(head, m.Close(key=self.id, shard=shard, round=round, members=members))
+            Send(head, m.Close(key=self.id, shard=shard, round=round, members=members, error=refusal))
             for shard in range(1, self.num_shards) if (head := self.routes.head(shard)) is not None
         ]  # fmt: skip
 
-    def close(self, round: int, members: tuple[Incarnation, ...]) -> list[Effect]:
-        """The round is decided: queue its update for every slot here. Safe to repeat. Who became the head after the
-        old one had reported does not have everything yet: it reports when it has, and is told again."""
+    def close(self, round: int, members: tuple[Incarnation, ...], refusal: str = "") -> list[Effect]:
+        """The round is decided: queue its update for every slot here, or that it is refused, on every shard. Safe to
+        repeat. Who became the head after the old one had reported does not have everything yet: it reports when it has,
+        and is told again."""
         if round != self.rounds.closed + 1 or not self.rounds.has(round, self.members.live.keys() & set(members)):
             return []
         ranked = tuple(sorted(members, key=self.members.rank))
-        made = self.rounds.close(ranked)
+        made = self.rounds.close(ranked, refusal)
         effects = self._warn_of_missing(round, ranked, made)
         for who in made:
             if who not in self.members.live:  # its last word
                 self._gone.append(who)
         push = (ROUND, round)
+        if refusal:
+            self._errors[push] = refusal
         counted, leases = self._lease(made)
         hyper = next((one.hyper for one in counted.values()), None)
         if any(one.hyper != hyper for one in counted.values()):
@@ -184,12 +204,14 @@ class SequentialShard(Shard):
         given = tuple(elements.values())
         now = self.time.now()
         entry = m.LogEntry(
-            kind=m.Kind.ROUND, clock=round, members=ranked, hyper=hyper, elements=given, leases=leases, now=now
-        )
+            kind=m.Kind.ROUND, clock=round, members=ranked, hyper=hyper, elements=given, leases=leases, now=now,
+            is_refused=bool(refusal),
+        )  # fmt: skip
         acks = tuple(who for who, one in made.items() if one.wants_ack)
         divisor = max(1, len(ranked) - (len(made) - len(counted)))
         effects += self.queue(
             [
+                *self.checks([piece for pieces in by_slot.values() for piece in pieces], push),
                 *(Apply(number, pieces, divisor, hyper, push, now) for number, pieces in by_slot.items()),
                 End(push, ranked, acks, entry),
             ]
@@ -236,27 +258,32 @@ class SequentialShard(Shard):
     def end(self, end: End) -> list[Effect]:
         effects = super().end(end)
         if self.is_keeper and self.num_shards > 1 and not end.is_followed and not self.log.is_last:
-            effects += self._tell_closed(end.push[1], end.members)
+            effects += self._tell_closed(end.push[1], end.members, self.rounds.refusals.get(end.push[1], ""))
+        if self.may_refuse and self.num_shards > 1:
+            effects.append(Later((self, Advance())))  # whether the next round can be taken is known now
         return effects
 
     def demote(self) -> None:
         super().demote()
         self._reported = 0
-        members, closed = self.rounds.members, self.rounds.closed
+        members, refusals, closed = self.rounds.members, self.rounds.refusals, self.rounds.closed
         self.rounds = Rounds(closed)
-        self.rounds.members = members
+        self.rounds.members, self.rounds.refusals = members, refusals
+        self._judged = (0, (), "")
         self._ahead.clear()
 
     def on_fewer(self) -> list[Effect]:
         return self.advance()  # who joins late, too, owes the open rounds of a shard that lags none
 
     def counts(self) -> dict[str, Any]:
-        return super().counts() | {"members": list(self.rounds.members.get(self.version, ()))}
+        refusal = self.rounds.refusals.get(self.version, "")
+        return super().counts() | {"members": list(self.rounds.members.get(self.version, ())), "refusal": refusal}
 
     def learn_counts(self, counts: dict[str, Any]) -> None:
         super().learn_counts(counts)
         self.rounds = Rounds(self.version)
         self.rounds.members = {self.version: tuple(Incarnation(who) for who in counts["members"])}
+        self.rounds.refusals = {self.version: counts["refusal"]}
 
     def follow_push(self, entry: m.LogEntry) -> list[End]:
         for who in entry.members:
@@ -264,7 +291,7 @@ class SequentialShard(Shard):
             self.clocks.received[who] = entry.clock
             if who not in self.members.live and who in self.members.ranks:  # else we are yet to hear of it
                 self._gone.append(who)
-        self.rounds.close(entry.members)
+        self.rounds.close(entry.members, entry.error if entry.is_refused else "")
         return [End((ROUND, entry.clock), entry.members, (), entry, is_followed=True)]
 
     def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:

@@ -29,12 +29,14 @@ from windlass.server.host import Host, Routes
 from windlass.server.lessons import Lessons
 from windlass.server.log import COPIED_BYTES, Whole
 from windlass.server.log import Log as ShardLog
+from windlass.server.refusing import Refuses
 from windlass.server.rows import ids_of
 from windlass.server.shard_time import ShardTime
 from windlass.server.units import (
     FREE,
     ROUND,
     Apply,
+    Check,
     Echo,
     End,
     First,
@@ -59,7 +61,7 @@ from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation
 MAX_REFUSED = 64
 
 
-class Shard(Crew, Freezes, Lessons):
+class Shard(Crew, Freezes, Lessons, Refuses):
     """Every method that can answer somebody returns effects; what they tell must pass `log.hold_back`."""
 
     log_kind: type[ShardLog] = ShardLog
@@ -77,6 +79,7 @@ class Shard(Crew, Freezes, Lessons):
         self.slots = {slot: HeldSlot(slot, content, missing=content.missing) for slot, content in slots.items()}
         # What most pushes bring, on a shard with one slot of a dense key: known at a glance to be in order.
         self.whole = () if self.is_table else tuple((slot, 0, held.missing) for slot, held in self.slots.items())
+        self.may_refuse = any(content.may_refuse for content in slots.values())
         self.whole_bytes = sum(content.missing for content in slots.values()) * self.itemsize
         held = place.spec.shard_slots(number, len(place.chains))
         self.decoder = Decoder.of(place.spec, held, host.lists, host.local)
@@ -258,6 +261,7 @@ class Shard(Crew, Freezes, Lessons):
     def _restore(self, unit: Restored) -> list[Effect]:
         slot = self.slots[unit.slot]
         slot.content.restore(unit.arrays, unit.meta)
+        self.time.hear(slot.content.latest)  # what ages goes on from there
         slot.missing = 0
         if unit.count >= 0:
             self.base = unit.count - self.version
@@ -472,6 +476,8 @@ class Shard(Crew, Freezes, Lessons):
             self._ends.pop(unit.push, None)
             return self.end(unit)
         match unit:
+            case Check():
+                return self._check(unit)
             case Put():
                 return self._put(unit)
             case First():
@@ -505,6 +511,8 @@ class Shard(Crew, Freezes, Lessons):
             try:
                 if unit.is_reduced:
                     slot.content.update(unit.pieces, hyper=unit.hyper, now=unit.now)
+                elif unit.push in self._errors:
+                    pass  # it is refused: what it would have changed stays as it is
                 elif is_followed:
                     reduced, told = self._reduce(slot, unit)
                     effects += told

@@ -327,7 +327,9 @@ class ServerState:
             return self._keep_for_head(Received(peer, message), message.key, 0, shard) if is_report else []
         if isinstance(message, m.Staged):
             return self._told(shard, shard.staged(message))
-        return self._told(shard, shard.close(message.round, message.members)) if peer == key.routes.keeper else []
+        if peer != key.routes.keeper:
+            return []
+        return self._told(shard, shard.close(message.round, message.members, message.error))
 
     def _on_work(self, shard: AnyShard, unit: Any) -> list[Effect]:
         key = self.keys.get(shard.id)

@@ -65,6 +65,15 @@ class Apply:
 
 
 @dataclass(slots=True)
+class Check:
+    """Unit of work: look whether every slot can take what these pieces bring, before any of them does. If one cannot,
+    the push is refused, and what follows of it changes nothing."""
+
+    pieces: list[StagedPiece]
+    push: tuple[Incarnation, int]
+
+
+@dataclass(slots=True)
 class End:
     """Unit of work: the round, or the part of a push of `push[0]`, is applied to every slot here, and its entry is
     made. Only now does it count as applied for its `members` (none, while other parts are still to come): an
@@ -169,7 +178,9 @@ class Freezing:
 
 
 Order = m.Read | m.Commit
-Unit = Apply | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn | Freezing | m.Read | m.Commit
+Unit = (
+    Apply | Check | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn | Freezing | Order
+)  # fmt: skip
 FREE = (End, Start, Rest, Mark, Freezing)
 """Units that touch no data."""
 

@@ -57,6 +57,11 @@ class Ageing:
         # GRAIN-th of ttl_seconds.
         self._marks: list[tuple[float, float, int]] = []
 
+    @property
+    def latest(self) -> float:
+        """When the last tick was, where rows age by the clock."""
+        return self._marks[-1][1] if self._marks else 0.0
+
     def next(self, now: float) -> int:
         """The tick of the update that comes now. `now` is in seconds, by the clock of the head, which followers are
         told; a time before an earlier one counts as that."""

@@ -85,6 +85,11 @@ class TableSlot:
         """All memory that it has, room for more rows included."""
         return self._rows.arena.nbytes + self._index.nbytes
 
+    @property
+    def latest(self) -> float:
+        """When it was last updated, where rows age by the clock; else 0."""
+        return self._ageing.latest
+
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def pull(self, ids: Array, out: Array | None = None) -> Array:
@@ -217,6 +222,19 @@ class TableSlot:
         self._rows.update(found.rows, grads, updater)
         self._age(now)
 
+    def refusal(self, ids: Sequence[Array]) -> str:
+        """Why an update of all of these ids, or one of each list of them, would be refused; empty if it would not be.
+        Changes nothing."""
+        if self.options.max_bytes is None:
+            return ""
+        unique = np.unique(np.concatenate([_NO_ROWS, *(self._ids(some) for some in ids)]))
+        found = self._index.find(address(unique), unique.size)
+        try:
+            self._check_bytes(*self._sizes(found, self.options.admit_after))
+        except UsageError as error:
+            return str(error)
+        return ""
+
     def write(self, ids: Array, rows: Array, *, now: float) -> None:
         """Set the value of these rows, which are made if need be, admitted or not; optimizer state stays."""
         ids = self._ids(ids)
@@ -235,16 +253,22 @@ class TableSlot:
         """Give a row to each id that is due one. Of the others, `found.rows` stays -1."""
         if not found.missing and not self._counts_pushes:
             return
-        due = found.missing if admit_after == 1 else 0
-        if self.num_candidates:
-            due += self._index.num_due(found, admit_after)
-        self._check_bytes(self.num_rows + due, self._index.size + found.missing)
+        num_rows, num_entries = self._sizes(found, admit_after)
+        self._check_bytes(num_rows, num_entries)
+        due = num_rows - self.num_rows
         free = self._rows.arena.offer(due) if due else _NO_ROWS
         made = self._index.count(found, free, self._ageing.next(now), admit_after)
         if made.size:
             self._rows.arena.take(made.size)
             self.num_rows += made.size
             self._rows.make(found.rows, made, ids)
+
+    def _sizes(self, found: Found, admit_after: int) -> tuple[int, int]:
+        """How many rows, and entries of the index, there would be with these ids."""
+        due = found.missing if admit_after == 1 else 0
+        if self.num_candidates:
+            due += self._index.num_due(found, admit_after)
+        return self.num_rows + due, self._index.size + found.missing
 
     def _check_bytes(self, num_rows: int, num_entries: int) -> None:
         most, allowed = self.options.limits.max_rows, self.options.max_bytes

@@ -56,11 +56,11 @@ class CountsResends(ServerState):
 
 
 class _RoundLacksOne(SequentialShard):
-    def close(self, round: int, members: tuple[Incarnation, ...]) -> list[Effect]:
+    def close(self, round: int, members: tuple[Incarnation, ...], refusal: str = "") -> list[Effect]:
         made = self.rounds.find(max(members), round) if len(members) > 1 else None
         if made is not None and round == self.rounds.closed + 1 and round % 2 == 0:
             made.pieces.clear()
-        return super().close(round, members)
+        return super().close(round, members, refusal)
 
 
 class DropsMember(ServerState):
@@ -121,9 +121,9 @@ class AcksEarly(ServerState):
 
 
 class _AcksClosedRound(SequentialShard):
-    def close(self, round: int, members: tuple[Incarnation, ...]) -> list[Effect]:
+    def close(self, round: int, members: tuple[Incarnation, ...], refusal: str = "") -> list[Effect]:
         is_next = round == self.rounds.closed + 1
-        effects = super().close(round, members)
+        effects = super().close(round, members, refusal)
         for who in members if is_next else ():
             self.clocks.applied[who] = max(self.clocks.applied.get(who, 0), round)
         return effects
@@ -140,8 +140,9 @@ class AcksResendsEarly(ServerState):
 
 
 class _DecidesAlone(SequentialShard):
-    def close(self, round: int, members: tuple[Incarnation, ...]) -> list[Effect]:
-        return super().close(round, self.rounds.whole(round) if round == self.rounds.closed + 1 else members)
+    def close(self, round: int, members: tuple[Incarnation, ...], refusal: str = "") -> list[Effect]:
+        whole = self.rounds.whole(round) if round == self.rounds.closed + 1 else members
+        return super().close(round, whole, refusal)
 
 
 class DecidesAlone(ServerState):

@@ -54,8 +54,9 @@ class TableEntry(Entry):
             raise UsageError(f"{what}('{self.name}'): it is a table: say which rows, by ids=")
         try:
             like, flat = look(ids, f"{what}('{self.name}', ids=...)")
-        except TypeError:
-            raise UsageError(f"{what}('{self.name}'): ids must be whole numbers, got {type(ids).__name__}") from None
+        except (TypeError, ValueError, UsageError):
+            expected = "ids must be whole numbers that fit into int64"
+            raise UsageError(f"{what}('{self.name}'): {expected}, got {type(ids).__name__}") from None
         return like, check_ids(self.name, flat)
 
     def rows(self, value: Any, like: Like, ids: Array, *, check_finite: bool) -> Array:

@@ -124,6 +124,8 @@ class Store(Tables):
         if not isinstance(key, str | Sequence):
             raise UsageError(f"a key is a string, got {type(key).__name__}")
         if isinstance(key, str) and range is not None and isinstance(entry := self._entry(key), TableEntry):
+            if ids is not None:
+                raise UsageError(f"pull('{key}'): range= and ids= exclude each other")
             return self._pull_span(entry, range)
         names = [key] if isinstance(key, str) else list(key)
         wanted = ids_by_key(key, ids)

@@ -1,0 +1,187 @@
+"""A mistake with a table gets an error that names the table, what was expected and what came; nothing of it counts."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import windlass as wl
+from windlass.store.batch import route
+
+from .conftest import KINDS, WORKERS
+
+ROWS = np.ones((2, 3), np.float32)
+IDS = np.array([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda s, k: s.push(k, ROWS), r"push\('KEY'\): it is a table: say which rows, by ids="),
+        (lambda s, k: s.pull(k), r"pull\('KEY'\): it is a table: say which rows, by ids="),
+        (lambda s, k: s.push(k, ROWS, ids=[1.0, 2.0]), r"'KEY': ids must be int64, or .*, got float64"),
+        (lambda s, k: s.push(k, ROWS, ids=np.array([1, 2], np.uint64)), "ids must be int64, .* got uint64"),
+        (lambda s, k: s.push(k, ROWS, ids=torch.tensor([1.5, 2])), "ids must be int64, .* got float32"),
+        (lambda s, k: s.push(k, ROWS, ids=np.array([True, False])), "ids must be int64, .* got bool"),
+        (lambda s, k: s.push(k, ROWS, ids=["a", "b"]), r"push\('KEY'\): ids must be whole numbers .*, got list"),
+        (lambda s, k: s.push(k, ROWS, ids=[[1], [2, 3]]), "ids must be whole numbers .*, got list"),
+        (lambda s, k: s.push(k, ROWS, ids=object()), "ids must be whole numbers .*, got object"),
+        (lambda s, k: s.pull(k, ids=[1.0]), "ids must be int64"),
+        (
+            lambda s, k: s.push(k, np.ones((2, 4), np.float32), ids=IDS),
+            r"push\('KEY'\): expected shape \(2, 3\), a row of 3 for each id, got \(2, 4\)",
+        ),
+        (lambda s, k: s.push(k, ROWS, ids=[1]), r"expected shape \(1, 3\), a row of 3 for each id, got \(2, 3\)"),
+        (lambda s, k: s.push(k, ROWS.astype(np.float64), ids=IDS), "expected rows of float32, got float64"),
+        (lambda s, k: s.push(k, None, ids=IDS), r"push\('KEY'\): expected rows, got None"),
+        (lambda s, k: s.push(k, ROWS, ids=IDS, range=(0, 2)), "'KEY' is a table: say which rows by ids="),
+        (lambda s, k: s.push(k, ROWS, ids={"other": IDS}), "say which rows, by ids="),
+        (lambda s, k: s.push({k: ROWS}, ids=IDS), "ids expects a mapping of tables to ids"),
+        (lambda s, k: s.push("dense", np.zeros(4, np.float32), ids=IDS), "'dense' is a dense key: ids= is for tables"),
+        (lambda s, k: s.table("dense"), "'dense' is a dense key, not a table"),
+        (lambda s, k: s.table("nowhere"), "no key 'nowhere'"),
+        (lambda s, k: s.pull(k, ids=IDS, out=np.zeros((2, 4), np.float32)), r"out expected float32 of shape \(2, 3\)"),
+        (lambda s, k: s.pull(k, range=(5, 1)), r"range expected lo <= hi, got \(5, 1\)"),
+        (lambda s, k: s.pull(k, range="ab"), r"range expected \(lo, hi\), got 'ab'"),
+        (lambda s, k: s.pull(k, range=(1, 2), ids=IDS), "range= and ids= exclude each other"),
+        (lambda s, k: s.pull([k, k], range=(1, 2)), "say which rows by ids="),
+        (lambda s, k: s.push(k, ROWS, ids=IDS, hyper={"momentm": 1}).wait(), "momentm"),
+        (lambda s, k: s.buffer(k), "table"),
+        (lambda s, k: s.create_table(k, dim=4, update=wl.SGD(lr=1.0)), "'KEY' is declared already, shape was"),
+        (lambda s, k: s.create_table(k, dim=3, max_rows=5), "'KEY' is declared already"),
+        (lambda s, k: s.create(k, np.zeros(3, np.float32)), "'KEY' is declared already"),
+        (lambda s, k: s.create_table("dense", dim=3), "'dense' is declared already"),
+        (lambda s, k: s.create_table(k + "x", dim=0), "dim must be a whole number from 1"),
+        (lambda s, k: s.create_table(k + "x", dim=3, dtype="int32"), "int32"),
+        (lambda s, k: s.create_table(k + "x", dim=3, dtype="float64"), "float64"),
+        (lambda s, k: s.create_table(k + "x", dim=3, init="normal"), r"init= expects a number, wl\.Constant"),
+        (lambda s, k: s.create_table(k + "x", dim=3, slots=0), "slots expects a whole number from 1 to 4096"),
+        (lambda s, k: s.create_table(k + "x", dim=3, max_rows=0), "max_rows must be a whole number of at least 1"),
+        (lambda s, k: s.create_table(k + "x", dim=3, ttl_seconds=-1), "ttl_seconds must be a number above 0"),
+        (lambda s, k: s.create_table(k + "x", dim=3, admit_after=0), "admit_after must be a whole number from 1"),
+        (lambda s, k: s.create_table(k + "x", dim=3, max_bytes=1.5), "max_bytes must be a whole number"),
+        (
+            lambda s, k: s.create_table(k + "x", dim=3, update="assign", consistency=wl.Eventual()),
+            r"update='assign' expects Sequential\(\)",
+        ),
+        (lambda s, k: s.create_table("windlass/x", dim=3), "the store's own"),
+        (lambda s, k: s.create_table("", dim=3), "a key is a string of 1 to 512 bytes"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_and_harms_nothing(cluster, key, call, text):
+    def work(store):
+        store.create("dense", np.zeros(4, np.float32), update="add")
+        store.create_table(key, dim=3, update=wl.SGD(lr=1.0))
+        said = "nothing"
+        try:
+            call(store, key)
+        except wl.UsageError as error:
+            said = str(error)
+        store.barrier()
+        rows = store.pushpull(key, -ROWS, ids=IDS)
+        assert (rows == WORKERS).all()
+        return said
+
+    for said in cluster.run(work):
+        assert re.search(text.replace("KEY", key), said), said
+
+
+def test_a_row_that_is_not_finite_is_refused_where_asked_and_named_by_its_id():
+    store = wl.Store(check_finite=True)
+    store.create_table("emb", dim=2)
+    store.create_table("half", dim=2, dtype="bfloat16")
+    rows = np.array([[1, 2], [np.nan, 3], [np.inf, 0]], np.float32)
+    with pytest.raises(wl.UsageError, match=r"push of 'emb': the row of id -4 has a NaN .* 1 more rows; nothing was"):
+        store.push("emb", rows, ids=[9, -4, 5])
+    with pytest.raises(wl.UsageError, match="the row of id 5 has a NaN"):
+        store.push("half", torch.tensor([[0, float("inf")]], dtype=torch.bfloat16), ids=[5])
+    with pytest.raises(wl.UsageError, match="'emb'"):
+        store.push({"half": torch.ones(1, 2, dtype=torch.bfloat16), "emb": rows}, ids={"half": [1], "emb": [9, -4, 5]})
+    assert (len(store.table("emb")), len(store.table("half"))) == (0, 0)
+    assert store.pushpull("emb", rows[:1], ids=[9]).tolist() == [[1, 2]]
+
+
+def crowd(num_slots: int, num_shards: int) -> tuple[np.ndarray, np.ndarray]:
+    """Some ids of every slot of the first shard; and many of its last slot alone."""
+    way = route(np.arange(100_000), num_slots)
+    last = num_slots // num_shards - 1
+    few = [way.ids[way.bounds[slot] : way.bounds[slot] + 5] for slot in range(last + 1)]
+    return np.concatenate(few), way.ids[way.bounds[last] : way.bounds[last + 1]]
+
+
+@pytest.mark.parametrize(
+    ("consistency", "transport", "replicas"),
+    [
+        (wl.Sequential(), "threads", 0),
+        (wl.Eventual(), "threads", 0),
+        (wl.Sequential(), "threads", 1),
+        (wl.Bounded(3), "tcp", 1),
+    ],
+)
+def test_a_push_that_would_outgrow_max_bytes_leaves_every_slot_of_its_shard_as_it_was(consistency, transport, replicas):
+    """Only the last slot has no room. Over TCP every slot has a message of its own."""
+    few, many = crowd(16, 4 * (replicas + 1))
+    both = np.concatenate([few[:-5], many])
+
+    def work(store):
+        table = store.create_table("emb", dim=4, max_bytes=300_000, consistency=consistency)
+        store.push("emb", np.ones((few.size, 4), np.float32), ids=few).wait()
+        said = []
+        for call in (store.push, lambda *args, **named: store.pushpull(*args, wait=False, **named)):
+            with pytest.raises(wl.UsageError) as caught:
+                call("emb", np.ones((both.size, 4), np.float32), ids=both).wait()
+            said.append(str(caught.value))
+        store.barrier()
+        return said, len(table), store.pull("emb", ids=few).max()
+
+    options = KINDS[transport] | {"servers": replicas + 1, "workers": 2, "replicas": replicas, "timeout": 20}
+    with wl.Cluster(**options) as cluster:
+        for said, count, largest in cluster.run(work):
+            refused = "'emb' has taken nothing of this push: the table would outgrow max_bytes"
+            assert all(refused in one for one in said), said
+            assert "Raise max_bytes, or let rows go: max_rows" in said[0]
+            assert (count, largest) == (few.size, 2)
+        if replicas:
+            cluster.remove_server("server-0")
+            ids, rows = cluster.store().pull("emb", range=(0, 100_000))
+            assert ids.tolist() == sorted(few.tolist())
+            assert (rows == 2).all()
+
+
+@pytest.mark.parametrize("transport", ["embedded", "threads"])
+def test_a_round_that_does_not_fit_into_one_shard_of_a_table_is_taken_by_none(transport):
+    """The first shards have room for it, the last has not."""
+    way = route(np.arange(100_000), 16)
+    light = np.concatenate([way.ids[way.bounds[slot] : way.bounds[slot] + 5] for slot in range(15)])
+    heavy = way.ids[way.bounds[15] :]
+
+    def work(store):
+        table = store.create_table("emb", dim=4, max_bytes=300_000, update=wl.Adagrad(lr=1.0))
+        said = []
+        for ids in (light, np.concatenate([light, heavy]), light, np.concatenate([light, heavy]), light):
+            try:
+                store.push("emb", np.full((ids.size, 4), -1, np.float32), ids=ids).wait()
+                said.append("")
+            except wl.UsageError as error:
+                said.append(str(error))
+        return [bool(one) for one in said], said[1], len(table), store.pull("emb", ids=light)
+
+    def check(results, expected):
+        for is_refused, said, count, rows in results:
+            assert is_refused == [False, True, False, True, False]
+            assert "'emb' has taken nothing of this push: the table would outgrow max_bytes" in said
+            assert count == light.size
+            assert np.allclose(rows, expected)
+
+    steps = 1 + 1 / np.sqrt(2) + 1 / np.sqrt(3)  # Adagrad's, three of them
+    if transport == "embedded":
+        check([work(wl.Store())], steps)
+        return
+    with wl.Cluster(servers=2, workers=2, replicas=1, engine="threads", timeout=20) as cluster:
+        check(cluster.run(work), steps)
+        cluster.remove_server("server-0")
+        assert np.allclose(cluster.store().pull("emb", ids=light), steps)
+        check(cluster.run(lambda store: (*work(store)[:3], np.full(1, steps))), steps)

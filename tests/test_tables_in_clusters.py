@@ -1,0 +1,88 @@
+"""Tables beside what else a cluster does: leased work, jobs that share servers, chaos."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import windlass as wl
+from windlass import filters as wf
+
+NUM_IDS = 90
+
+
+def leased(store: wl.Store, consistency: Any) -> float:
+    """Each sample is an id, and pushes 1 to its row: of every worker, of every epoch."""
+    store.create_table("seen", dim=1, consistency=consistency)
+    store.create_table("filtered", dim=1, consistency=consistency, filters=[wf.IdCache(), wf.Zstd()])
+    for batch in store.batches(NUM_IDS, batch_size=7, epochs=2):
+        ids, ones = batch.indices, np.ones((len(batch.indices), 1), np.float32)
+        store.push({"seen": ones, "filtered": ones}, ids={"seen": ids, "filtered": ids}, completes=batch)
+    store.barrier()
+    return float(store.pull("seen", ids=[0])[0, 0])
+
+
+@pytest.mark.parametrize("consistency", [wl.Sequential(), wl.Eventual()])
+def test_every_sample_of_leased_work_is_counted_once_an_epoch_in_a_table(consistency):
+    with wl.Cluster(servers=2, workers=3, engine="threads", timeout=20) as cluster:
+        cluster.run(leased, consistency)
+        for name in ("seen", "filtered"):
+            rows = cluster.store().pull(name, ids=np.arange(NUM_IDS + 1))
+            assert (rows[:-1] == 2).all()
+            assert len(cluster.store().table(name)) == NUM_IDS
+
+
+def job(store: wl.Store, dim: int, steps: int) -> tuple[int, float]:
+    table = store.create_table("emb", dim=dim, init=wl.Normal(1.0))
+    start = store.pull("emb", ids=[5]).copy()
+    for _ in range(steps):
+        store.push("emb", np.ones((1, dim), np.float32), ids=[5])
+    return len(table), float((store.pull("emb", ids=[5]) - start).round().max())
+
+
+def test_tables_of_jobs_that_share_servers_do_not_meet():
+    with wl.Cluster(workers=2) as first, first.share("second", workers=3) as second:
+        found: dict[str, Any] = {}
+        thread = threading.Thread(target=lambda: found.update(second=second.run(job, 5, 4)))
+        thread.start()
+        found["first"] = first.run(job, 3, 2)
+        thread.join()
+        assert {one[1] for one in found["first"]} == {4}
+        assert {one[1] for one in found["second"]} == {12}
+        assert (len(first.store().table("emb")), len(second.store().table("emb"))) == (1, 1)
+        assert (first.store().table("emb").dim, second.store().table("emb").dim) == (3, 5)
+
+
+def disturbed(store: wl.Store, seconds: float) -> int:
+    store.create_table("rounds", dim=2, filters=[wf.IdCache(), wf.Cast("float16")])
+    store.create_table("loose", dim=2, consistency=wl.Eventual())
+    store.create("enough", np.zeros(1, np.float32), reduce="max")
+    rng, until, pushes = np.random.default_rng(store.rank), time.monotonic() + seconds, 0
+    while True:
+        ids = rng.integers(0, 2000, 400)
+        ones = np.ones((400, 2), np.float32)
+        store.push("loose", ones, ids=ids)
+        store.pushpull("rounds", ones, ids=ids)
+        pushes += 1
+        if store.pushpull("enough", np.full(1, store.rank == 0 and time.monotonic() > until, np.float32))[0]:
+            store.barrier()
+            return pushes
+
+
+def test_the_books_of_chaos_balance_with_tables_and_filters():
+    options = {"servers": 3, "workers": 2, "replicas": 1, "lease_seconds": 1.0, "timeout": 20.0, "chaos": True}
+    with wl.Cluster(**options) as cluster:
+        with wl.Chaos(cluster, seed=3, seconds=1.5, kill=["server:1"], drop=0.01, every=0.8) as chaos:
+            pushes = cluster.run(disturbed, 2.0)
+        driver = cluster.store()
+        for name in ("rounds", "loose"):
+            assert driver.pull(name, range=(0, 2000))[1][:, 0].sum() == 400 * sum(pushes)
+    report = chaos.report
+    assert report.ok, report.to_dict()
+    assert (report.num_lost, report.num_twice) == (0, 0)
+    assert report.findings.num_acked > 2 * sum(pushes)
+    assert [fault.what for fault in report.faults] == ["kill"]
