@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from windlass.apps.clicks import BLOCK, FIELDS, NUMBERS, Clicks, Floats, Source, smallest_part
+from windlass.apps.clicks import BLOCK, FIELDS, NUMBERS, Clicks, Floats, Ids, Source, smallest_part
 from windlass.errors import UsageError
 from windlass.store.initial import Uniform
 from windlass.store.optimizers import Adagrad
@@ -110,14 +110,22 @@ class Outcome(NamedTuple):
     truth: Floats
 
 
+def table_name(field: int) -> str:
+    return f"field-{field}"
+
+
+def _init(plan: Plan) -> Uniform:
+    return Uniform(low=-0.05, high=0.05, seed=plan.seed)
+
+
 def make_tables(store: Store, plan: Plan) -> list[nn.Module]:
     """The table of each field. Every worker calls it."""
     return [
         Embedding(
             store.create_table(
-                f"field-{field}",
+                table_name(field),
                 dim=plan.dim,
-                init=Uniform(low=-0.05, high=0.05, seed=plan.seed),
+                init=_init(plan),
                 reduce="mean",  # over the workers, as the optimizer's
                 update=Adagrad(lr=plan.table_lr),
                 consistency=Bounded(plan.delay),
@@ -151,7 +159,64 @@ def train(store: Store, plan: Plan) -> Outcome:
     return Outcome(len(loader) * loader.share * plan.epochs, seconds, scores, test.labels, test.truth)
 
 
-def fit(model: ClickModel, optimizer: torch.optim.Optimizer, batches: Any, tell: Callable[[int, float], Any]) -> None:
+def train_alone(plan: Plan, tell: Callable[[int, float], Any]) -> Outcome:
+    """The same training in this process with `nn.Embedding`, without Windlass: what to compare with."""
+    plan.check(1)
+    loader = Loader(plan)
+    test = plan.source.read(plan.samples, plan.samples + plan.tests)
+    known = [np.unique(np.concatenate([loader.clicks.ids[:, f], test.ids[:, f]])) for f in range(FIELDS)]
+    tables = [PlainTable(known[field], first_rows(plan, field)) for field in range(FIELDS)]
+    model = ClickModel(tables, dim=plan.dim, seed=plan.seed)
+    rows = {id(table.rows.weight) for table in tables}
+    networks = [each for each in model.parameters() if id(each) not in rows]
+    both = Both(
+        torch.optim.Adagrad([table.rows.weight for table in tables], lr=plan.table_lr),
+        torch.optim.Adam(networks, lr=plan.lr),
+    )
+    scores: list[Floats] = []
+    began = time.perf_counter()
+    for _ in range(plan.epochs):
+        fit(model, both, loader, tell)
+        scores.append(score(model, test, plan.batch_size))
+    seconds = time.perf_counter() - began
+    return Outcome(len(loader) * loader.share * plan.epochs, seconds, scores, test.labels, test.truth)
+
+
+def first_rows(plan: Plan, field: int) -> Callable[[Ids], Floats]:
+    """What the rows of a field's ids start as, on whichever server."""
+    init = _init(plan).salted(table_name(field))
+    return lambda ids: init.rows(ids, plan.dim)
+
+
+class PlainTable(nn.Module):
+    """`nn.Embedding` by any ids, which are known beforehand."""
+
+    def __init__(self, ids: Ids, first: Callable[[Ids], Floats]) -> None:
+        super().__init__()
+        self._ids = torch.from_numpy(ids)
+        self.rows = nn.Embedding.from_pretrained(torch.from_numpy(first(ids)), freeze=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.rows(torch.searchsorted(self._ids, ids))
+        return found
+
+
+class Both(NamedTuple):
+    """Two optimizers that step together."""
+
+    one: torch.optim.Optimizer
+    other: torch.optim.Optimizer
+
+    def zero_grad(self) -> None:
+        for each in self:
+            each.zero_grad()
+
+    def step(self) -> None:
+        for each in self:
+            each.step()
+
+
+def fit(model: ClickModel, optimizer: Any, batches: Any, tell: Callable[[int, float], Any]) -> None:
     """An ordinary epoch; `tell` is told the samples and the summed loss of each step."""
     for batch in batches:
         optimizer.zero_grad()
@@ -178,7 +243,7 @@ class Loader:
 
     def __init__(self, plan: Plan, rank: int = 0, workers: int = 1) -> None:
         self.share = plan.batch_size // workers
-        self._clicks = plan.source.read(0, plan.samples, rank, workers)
+        self.clicks = plan.source.read(0, plan.samples, rank, workers)
         self._steps = plan.steps(workers)
         self._seed, self._epoch = (plan.seed, rank), 0
 
@@ -186,7 +251,7 @@ class Loader:
         return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
-        order = np.random.default_rng((*self._seed, self._epoch)).permutation(len(self._clicks))
+        order = np.random.default_rng((*self._seed, self._epoch)).permutation(len(self.clicks))
         self._epoch += 1
         for step in range(self._steps):
-            yield as_batch(self._clicks.take(order[step * self.share : (step + 1) * self.share]))
+            yield as_batch(self.clicks.take(order[step * self.share : (step + 1) * self.share]))

@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from windlass.errors import UsageError
+from windlass.torch.expanding import expand
 from windlass.torch.lookups import Lookup, TableRows, look_up
 from windlass.torch.row_gradients import RowGradients
 from windlass.worker.store import Store
-
-Table = Any
+from windlass.worker.tables import Table
 
 MODES = ("sum", "mean", "max")
 
@@ -33,12 +33,11 @@ class Remote(nn.Module):
         table: Table,
         *,
         padding_idx: int | None = None,
-        scale_grad_by_freq: bool = False,
         freeze: bool = False,
         hyper: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
-        if not hasattr(table, 'dim'):
+        if not isinstance(table, Table):
             raise UsageError(
                 f"wl.torch.{type(self).__name__} expects a table, store.table('name') or what store.create_table gave, "
                 f"got {type(table).__name__}"
@@ -46,8 +45,7 @@ class Remote(nn.Module):
         if padding_idx is not None and type(padding_idx) is not int:
             raise UsageError(f"padding_idx expects an id or None, got {padding_idx!r}")
         self.table = table
-        self.padding_idx, self.scale_grad_by_freq = padding_idx, scale_grad_by_freq
-        self.freeze, self.hyper = freeze, hyper
+        self.padding_idx, self.freeze, self.hyper = padding_idx, freeze, hyper
 
     @property
     def store(self) -> Store:
@@ -90,11 +88,24 @@ class Remote(nn.Module):
 
 
 class Embedding(Remote):
-    """`nn.Embedding`, over a table: `wl.torch.Embedding(store.table("emb"))`. An input of any shape gives a row for each
-    of its ids, which may be any int64; what nobody has pushed to is as the table's `init` says.
+    """`nn.Embedding`, over a table: `wl.torch.Embedding(store.table("emb"))`. An input of any shape gives a row for
+    each of its ids, which may be any int64; what nobody has pushed to is as the table's `init` says.
 
-    The row of `padding_idx` is zeros and takes no gradient.
+    The row of `padding_idx` is zeros and takes no gradient. `scale_grad_by_freq` divides a row's gradient by how often
+    its id is in the input.
     """
+
+    def __init__(
+        self,
+        table: Table,
+        *,
+        padding_idx: int | None = None,
+        scale_grad_by_freq: bool = False,
+        freeze: bool = False,
+        hyper: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(table, padding_idx=padding_idx, freeze=freeze, hyper=hyper)
+        self.scale_grad_by_freq = scale_grad_by_freq
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return look_up([(self, input)])[0]
@@ -103,8 +114,8 @@ class Embedding(Remote):
         (ids,) = given
         device = ids.device if isinstance(ids, torch.Tensor) else torch.device("cpu")
         rows = asked.leaf(self, device)
-        found = indices.to(device).view(ids.shape)
-        return F.embedding(found, rows, self._padding, scale_grad_by_freq=self.scale_grad_by_freq)
+        found = expand(rows, indices.to(device), scale_grad_by_freq=self.scale_grad_by_freq)
+        return found.view(*ids.shape, self.embedding_dim)
 
 
 class EmbeddingBag(Remote):
@@ -120,17 +131,12 @@ class EmbeddingBag(Remote):
         mode: str = "mean",
         include_last_offset: bool = False,
         padding_idx: int | None = None,
-        scale_grad_by_freq: bool = False,
         freeze: bool = False,
         hyper: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(
-            table, padding_idx=padding_idx, scale_grad_by_freq=scale_grad_by_freq, freeze=freeze, hyper=hyper
-        )
+        super().__init__(table, padding_idx=padding_idx, freeze=freeze, hyper=hyper)
         if mode not in MODES:
             raise UsageError(f"{self.who}: mode expects {', '.join(map(repr, MODES))}, got {mode!r}")
-        if mode == "max" and scale_grad_by_freq:
-            raise UsageError(f"{self.who}: scale_grad_by_freq is for modes 'sum' and 'mean'")
         self.mode, self.include_last_offset = mode, include_last_offset
 
     def forward(
@@ -151,7 +157,6 @@ class EmbeddingBag(Remote):
             found,
             rows,
             None if offsets is None else offsets.to(found.dtype),
-            scale_grad_by_freq=self.scale_grad_by_freq,
             mode=self.mode,
             per_sample_weights=weights,
             include_last_offset=self.include_last_offset,

@@ -52,9 +52,7 @@ class _Ready(NamedTuple):
 class Prefetch(Generic[BatchT]):
     """What `prefetch` returns: iterate over it, once for every epoch."""
 
-    def __init__(
-        self, loader: Iterable[BatchT], lookups: Callable[[BatchT], Iterable[Lookup]], depth: int
-    ) -> None:
+    def __init__(self, loader: Iterable[BatchT], lookups: Callable[[BatchT], Iterable[Lookup]], depth: int) -> None:
         self._loader, self._lookups, self._depth = loader, lookups, depth
 
     def __len__(self) -> int:
