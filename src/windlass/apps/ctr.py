@@ -129,7 +129,7 @@ def make_tables(store: Store, plan: Plan) -> list[nn.Module]:
                 reduce="mean",  # over the workers, as the optimizer's
                 update=Adagrad(lr=plan.table_lr),
                 consistency=Bounded(plan.delay),
-                filters=list(plan.filters),
+                **({'filters': list(plan.filters)} if plan.filters else {}),
             )
         )
         for field in range(FIELDS)
