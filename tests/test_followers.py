@@ -115,7 +115,7 @@ def test_a_slot_that_is_shown_twice_keeps_what_came_in_between() -> None:
     begun = {"base": 0, "resting": [], "leases": {}, "counted": {}}
     counts = {"applied": {W0: 0}, "version": 0, "refused": [], "seen": {}, **begun}
     show = m.Show(key=KEY, shard=0, lesson=1, index=1, counts=counts)
-    meta = {"dense": {"size": 4, "dtype": "int64", "spans": [[0, 4, 0]]}, "rounds": 0, "missing": 0}
+    meta = {"content": {"size": 4, "dtype": "int64", "spans": [[0, 4, 0]]}, "rounds": 0, "missing": 0}
     slots = [
         m.ShowSlot(
             key=KEY, shard=0, lesson=1, slot=slot, index=1, name="value", dtype="int64", is_last=True, meta=meta
@@ -130,7 +130,7 @@ def test_a_slot_that_is_shown_twice_keeps_what_came_in_between() -> None:
     me.hear(HEAD, show)
     held = me.state.keys[KEY].shards[0]
     assert held.log.index == 2
-    assert held.slots[0].dense.block.array.view(np.int64).tolist() == [1, 1, 1, 1]
+    assert held.slots[0].content.dense.block.array.view(np.int64).tolist() == [1, 1, 1, 1]
 
 
 def test_a_manager_that_is_back_tells_who_is_here_before_it_tells_of_keys() -> None:

@@ -68,7 +68,7 @@ def test_resent_push_is_acked_again_but_counted_once():
     assert sent(state.handle(push(W0, 1), 0), m.Ack) == []  # staged: not applied, so not acknowledged
     state.handle(push(W1, 1), 0)
     assert sent(state.handle(push(W0, 1), 0), m.Ack) == [(W0, m.Ack(key=KEY, shard=0, clock=1))]
-    assert state.keys[KEY].shards[0].slots[0].dense.block.array.view(np.float64)[0] == 2.0
+    assert state.keys[KEY].shards[0].slots[0].content.dense.block.array.view(np.float64)[0] == 2.0
 
 
 def test_a_push_that_leaves_a_gap_is_not_counted_and_not_acknowledged():
@@ -83,7 +83,7 @@ def test_a_departed_workers_whole_push_counts_and_the_round_closes_without_waiti
     state.handle(push(W0, 1, 5.0), 0)
     state.handle(membership(2, W1), 0)
     assert (W1, m.Ack(key=KEY, shard=0, clock=1)) in sent(state.handle(push(W1, 1, 7.0), 0), m.Ack)
-    assert state.keys[KEY].shards[0].slots[0].dense.block.array.view(np.float64)[0] == 12.0
+    assert state.keys[KEY].shards[0].slots[0].content.dense.block.array.view(np.float64)[0] == 12.0
 
 
 def test_whoever_has_left_the_generation_is_refused_and_never_acknowledged():
@@ -123,15 +123,15 @@ def test_a_pinned_value_is_not_written_until_its_reader_lets_go():
     state.handle(push(W1, 3), 0)
     state.handle(LinkUp(W0), 0)
     state.handle(push(W0, 3), 0)
-    assert state.keys[KEY].shards[0].slots[0].dense.block.array.view(np.float64)[0] == 6.0
+    assert state.keys[KEY].shards[0].slots[0].content.dense.block.array.view(np.float64)[0] == 6.0
 
 
 def test_pieces_that_do_not_fit_are_answered_with_what_is_wrong():
     state = server()
     for pieces, text in [
         (((7, 0, 4096),), "slot 7 of 'w' is not in shard 0"),
-        (((0, 0, 5000),), "elements [0, 5000) are outside slot 0 of 'w', which has 4096"),
-        (((0, 0, 10),), "slot 0 expected 80 bytes, got 32768"),
+        (((0, 0, 5000),), "slot 0 of 'w': elements [0, 5000) are outside a slot that has 4096"),
+        (((0, 0, 10),), "slot 0 of 'w': expected 80 bytes, got 32768"),
         (((0, 0, 10), (0, 10, 20)), "2 pieces came with 1 buffers"),
     ]:
         [(who, ack)] = sent(state.handle(push(W0, 1, pieces=pieces), 0), m.Ack)

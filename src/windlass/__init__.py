@@ -23,6 +23,7 @@ from windlass.store.reduce import Reducer
 from windlass.store.update import FTRL, SGD, Adagrad, Adam, AdamW, RowwiseAdagrad, Updater
 from windlass.types import Bounded, Eventual, Node, Sequential
 from windlass.worker.batches import Batch
+from windlass.worker.tables import Table
 from windlass.worker.task import Task
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "RowwiseAdagrad",
     "Sequential",
     "Store",
+    "Table",
     "Task",
     "TimeoutError",
     "Uniform",

@@ -122,8 +122,23 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, gc=False):
     numbers: tuple[int, ...]
 
 
+class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a table is declared with, beside what every key is: rows of `dim` elements, found by an id. Its ids are
+    spread over `slots` by their hash."""
+
+    dim: int
+    init: Rule
+    slots: int = 16
+    admit_after: int = 1
+    max_rows: int | None = None
+    ttl_updates: int | None = None
+    ttl_seconds: float | None = None
+    max_bytes: int | None = None
+
+
 class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One declaration of a dense key. Equal specs are the same declaration."""
+    """One declaration of a key. Equal specs are the same declaration. The *elements* of a table are its rows; it has as
+    many as were pushed to, so its shape is (0, dim)."""
 
     name: str
     shape: tuple[int, ...]
@@ -136,6 +151,8 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
     """On a busy link a key of higher priority travels first. One per key, so that its messages stay in order."""
     namespace: str = ""
     """Whose key it is: its name is one of this namespace, and only workers of it take part in its rounds."""
+    table: TableSpec | None = None
+    """None: it is dense."""
 
     def check(self) -> None:
         """Raise UsageError for a declaration that no server should try to hold."""
@@ -162,7 +179,9 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def itemsize(self) -> int:
-        return STORAGE[self.dtype].itemsize
+        """The bytes of an element; of a table's row."""
+        width = 1 if self.table is None else self.table.dim
+        return STORAGE[self.dtype].itemsize * width
 
     @property
     def slot_size(self) -> int:
@@ -172,9 +191,14 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_slots(self) -> int:
         """At least one, so that a zero-size key has a keeper and rounds like any other."""
+        if self.table is not None:
+            return self.table.slots
         return max(1, -(-self.size // self.slot_size))
 
     def slot_range(self, slot: int) -> tuple[int, int]:
+        """The elements of a slot; nothing of a table's, where no two neighbours are in one slot."""
+        if self.table is not None:
+            return 0, 0
         lo = slot * self.slot_size
         return lo, min(self.size, lo + self.slot_size)
 

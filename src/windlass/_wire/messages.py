@@ -3,6 +3,9 @@
 A message names things; the bytes it speaks of travel beside it as *data*: one buffer per piece, in order. A *piece*
 is `(slot, lo, hi)`: elements lo to hi of a slot, counted from the slot's own start. A *shard* is a run of a key's slots
 that one chain of servers holds; the first of the chain is its head, and speaks for it.
+
+Of a table, a piece is numbers lo to hi of the ids of one slot that the sender speaks of. What is pushed to it is one
+buffer: the ids, and then their rows, each different id once. A pull of it comes with the ids as data.
 """
 
 from __future__ import annotations
@@ -19,6 +22,17 @@ from windlass._wire.leases import Tallied as Tallied
 from windlass._wire.leases import Tally as Tally
 from windlass._wire.leases import Waits as Waits
 from windlass._wire.leases import Workload as Workload
+from windlass._wire.looking import Dump as Dump
+from windlass._wire.looking import Dumped as Dumped
+from windlass._wire.looking import Freeze as Freeze
+from windlass._wire.looking import Frost as Frost
+from windlass._wire.looking import Frozen as Frozen
+from windlass._wire.looking import Inspect as Inspect
+from windlass._wire.looking import Restore as Restore
+from windlass._wire.looking import Saved as Saved
+from windlass._wire.looking import Scan as Scan
+from windlass._wire.looking import Scanned as Scanned
+from windlass._wire.looking import Thaw as Thaw
 from windlass._wire.message import Message as Message
 from windlass.types import Chain, Incarnation, KeyId, KeySpec, Lease, Node, Role
 
@@ -230,7 +244,7 @@ class Ack(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """Worker to head: read these pieces as they are after my first `clock` pushes."""
+    """Worker to head: read these pieces as they are after my first `clock` pushes. Of a table, the ids are data."""
 
     pull: int
     key: KeyId
@@ -249,6 +263,7 @@ class Read(Message, frozen=True):
     pieces: tuple[Piece, ...]
     round: int = -1
     is_passed_on: bool = False
+    ids: tuple[bytes, ...] = ()  # of a table: those of every piece
 
 
 class Pulled(Message, frozen=True):
@@ -328,6 +343,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fa
     meta: dict[str, Any] | None = None
     leases: tuple[Lease, ...] = ()  # what it completes
     elements: tuple[int, ...] = ()  # of a round or push: how many elements of the shard each of those in it gave
+    now: float = 0.0  # of a round or push to a table: when, by the time of the shard
     count: int = -1  # as in Restore
 
 
@@ -375,8 +391,8 @@ class Show(Message, frozen=True):
 
 
 class ShowSlot(Message, frozen=True):
-    """To the learner: array `name` of a slot as it is after entry `index`; the last one completes it. `pins` as in
-    Pulled."""
+    """To the learner: array `name` of a slot as it is after entry `index`; the last one completes it. An array that is
+    too long for one message comes in several, one after the other. `pins` as in Pulled."""
 
     key: KeyId
     shard: int
@@ -443,97 +459,6 @@ class Beat(Message, frozen=True):
     number: int = 0
 
 
-# --- looking --------------------------------------------------------------------------------------------------------
-
-
-class Inspect(Message, frozen=True):
-    """Anyone to any node: tell me about yourself. Done's detail is a plain dictionary; with `key` not 0 it is what
-    the asker's next answer on that key waits for, in words. `with_counts`: a server also says, shard by shard, what it
-    has counted of every incarnation."""
-
-    request: int
-    key: KeyId = KeyId(0)
-    with_counts: bool = False
-
-
-class Freeze(Message, frozen=True):
-    """Worker or driver to the head of a shard: keep it for me, as snapshot `snapshot`, as it is after round `round`; a
-    shard of a bounded or eventual key as it is now. With a round of None, keep nothing, only tell. The answer is
-    Frozen, at once; asked again for a round that is still to come, it tells whether that has come."""
-
-    request: int
-    key: KeyId
-    shard: int
-    snapshot: int
-    round: int | None = None
-
-
-class Frost(Enum):
-    """What has become of a Freeze."""
-
-    FROZEN = "frozen"
-    AHEAD = "ahead"  # the round is still to come
-    MISSED = "missed"  # it has gone by
-    EMPTY = "empty"  # the key has no first value yet
-
-
-class Frozen(Message, frozen=True):
-    """Head to whoever saves: how the shard is kept, and after how many updates: then, if it is frozen, else now."""
-
-    request: int
-    frost: Frost
-    count: int
-
-
-class Thaw(Message, frozen=True):
-    """Whoever saves to servers: I need nothing more of my snapshots up to this one."""
-
-    snapshot: int
-
-
-class Dump(Message, frozen=True):
-    """Whoever saves to head: array number `part` of what one slot was made of, in this snapshot. The answer is Dumped.
-    After its last array nothing is kept of the slot any more."""
-
-    request: int
-    key: KeyId
-    slot: int
-    part: int
-    snapshot: int = 0
-
-
-class Dumped(Message, frozen=True):
-    """Server to whoever asked: the names and dtypes of all arrays of the slot, what else is needed to read them back,
-    and as data the one array that was asked for. Without names: it is not kept here any more. `pins` as in Pulled."""
-
-    request: int
-    names: tuple[str, ...]
-    dtypes: tuple[str, ...]
-    meta: dict[str, Any]
-    pins: tuple[int, ...] = ()
-
-
-class Restore(Message, frozen=True):
-    """Worker or driver to server: array `name` of what this slot is to become. Answered with Done; the last one makes
-    it so. `count` is how many updates the key had taken (-1: not known), and the shard counts on from there."""
-
-    request: int
-    key: KeyId
-    slot: int
-    name: str
-    dtype: str
-    meta: dict[str, Any]
-    is_last: bool
-    count: int = -1
-
-
-class Saved(Message, frozen=True):
-    """Whoever saved to the manager: this checkpoint is complete, or was loaded. Answered with Done."""
-
-    request: int
-    path: str
-
-
 AnyMessage = (
     Join
     | Membership
@@ -584,5 +509,7 @@ AnyMessage = (
     | Dump
     | Dumped
     | Restore
+    | Scan
+    | Scanned
     | Saved
 )

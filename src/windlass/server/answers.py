@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Received, Send
 from windlass.consistency import Clocks, Verdict, may_pull
+from windlass.server.content import DenseContent
 from windlass.server.host import Members
 from windlass.server.log import COPIED_BYTES, Log
 from windlass.server.pins import Pins
+from windlass.server.rows import TableContent
 from windlass.server.units import HeldSlot, Waiting
-from windlass.types import Block, Incarnation, KeyId, KeySpec
+from windlass.types import Block, Bytes, Incarnation, KeyId, KeySpec
+
+ANSWER_BYTES = 8 << 20
+"""How many bytes of a table's rows one message carries, if there are more than one piece of them."""
 
 
 class Answers(ABC):
     """The reading half of a shard; what it holds is the shard's."""
 
     id: KeyId
+    number: int
     spec: KeySpec
     itemsize: int
+    is_table: bool
     version: int
     slots: dict[int, HeldSlot]
     clocks: Clocks
@@ -31,16 +40,29 @@ class Answers(ABC):
     _attaching: list[tuple[Incarnation, int, bool]]
     _errors: dict[tuple[Incarnation, int], str]
 
-    def pull(self, peer: Incarnation, pull: m.Pull) -> list[Effect]:
-        self._wait_for(peer, pull.pull, pull.clock, pull.pieces, rides=False)
+    def pull(self, peer: Incarnation, pull: m.Pull, data: tuple[Bytes, ...] = ()) -> list[Effect]:
+        if self.is_table and (told := self._read_at_once(peer, pull, data)):
+            return told
+        ids = [part.copy() for part in data] if self.is_table else None
+        self._wait_for(peer, pull.pull, pull.clock, pull.pieces, ids, rides=False)
         effects: list[Effect] = []
         for number in dict.fromkeys(piece[0] for piece in pull.pieces):
             effects += self.answer_waiting(self.slots[number])
         return effects
 
-    def _wait_for(self, peer: Incarnation, pull: int, clock: int, pieces: tuple[m.Piece, ...], *, rides: bool) -> None:
-        for number, lo, hi in pieces:
-            self.slots[number].waiting.append(Waiting(peer, pull, clock, lo, hi, rides))
+    def _wait_for(
+        self,
+        peer: Incarnation,
+        pull: int,
+        clock: int,
+        pieces: tuple[m.Piece, ...],
+        ids: Sequence[Bytes] | None,
+        *,
+        rides: bool,
+    ) -> None:
+        for position, (number, lo, hi) in enumerate(pieces):
+            wanted = None if ids is None else ids[position]
+            self.slots[number].waiting.append(Waiting(peer, pull, clock, lo, hi, rides, wanted))
 
     def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:
         if slot.missing:
@@ -71,9 +93,13 @@ class Answers(ABC):
 
     def _answer(self, slot: HeldSlot, waiting: Waiting, copies: dict[tuple[int, int], Block]) -> Send:
         lo, hi = waiting.lo, waiting.hi
+        if waiting.ids is not None:
+            piece = (slot.number, lo, hi)
+            return self._answer_rows(waiting.peer, waiting.pull, waiting.clock, [(piece, waiting.ids)])
         pins: tuple[int, ...] = ()
         itemsize = self.itemsize
-        block = slot.dense.block
+        assert isinstance(slot.content, DenseContent)
+        block = slot.content.dense.block
         if (hi - lo) * itemsize <= COPIED_BYTES:
             found = copies.get((lo, hi))
             if found is None:
@@ -91,6 +117,73 @@ class Answers(ABC):
             pins=pins,
         )
         return Send(waiting.peer, pulled, (data,), pins, self.spec.priority)
+
+    # --- rows of a table --------------------------------------------------------------------------------------------
+
+    def _read_at_once(self, peer: Incarnation, pull: m.Pull, data: tuple[Bytes, ...]) -> list[Effect]:
+        """All that was asked for, in as few messages as there can be, if all of it may be answered now."""
+        slots = [self.slots[number] for number in dict.fromkeys(piece[0] for piece in pull.pieces)]
+        if not all(self.verdict(slot, peer, pull.clock).admit for slot in slots):
+            return []
+        effects: list[Effect] = []
+        some: list[tuple[m.Piece, Bytes]] = []
+        size = 0
+        for piece, ids in zip(pull.pieces, data, strict=True):
+            nbytes = (piece[2] - piece[1]) * self.itemsize
+            if some and size + nbytes > ANSWER_BYTES:
+                effects.append(self._answer_rows(peer, pull.pull, pull.clock, some))
+                some, size = [], 0
+            some.append((piece, ids))
+            size += nbytes
+        if some:
+            effects.append(self._answer_rows(peer, pull.pull, pull.clock, some))
+        return effects
+
+    def _answer_rows(self, peer: Incarnation, pull: int, clock: int, wanted: list[tuple[m.Piece, Bytes]]) -> Send:
+        block, pins = self._readable(peer, sum(hi - lo for (_, lo, hi), _ in wanted) * self.itemsize)
+        data: list[Block] = []
+        begin = 0
+        for (number, lo, hi), ids in wanted:
+            end = begin + (hi - lo) * self.itemsize
+            content = self.slots[number].content
+            assert isinstance(content, TableContent)
+            content.pull(ids, block.array[begin:end])
+            data.append(Block(block.array[begin:end], block.segment, block.offset + begin))
+            begin = end
+        pulled = m.Pulled(
+            pull=pull,
+            key=self.id,
+            clock=clock,
+            version=self.slot_version(self.slots[wanted[0][0][0]]),
+            pieces=tuple(piece for piece, _ in wanted),
+            pins=pins,
+        )
+        return Send(peer, pulled, tuple(data), pins, self.spec.priority)
+
+    def _readable(self, reader: Incarnation, nbytes: int) -> tuple[Block, tuple[int, ...]]:
+        """Memory that this reader will find, and the pin that keeps it until it has been read."""
+        block = self._room(nbytes)
+        if nbytes <= COPIED_BYTES:
+            return block, ()
+        pin = self._pins.pin(reader, block)
+        self._pins.retire(block)
+        return block, (pin,)
+
+    @abstractmethod
+    def _room(self, nbytes: int) -> Block:
+        """Memory for something that is sent: where others can map it, if it is large."""
+
+    def scan(self, peer: Incarnation, scan: m.Scan) -> list[Effect]:
+        """A page of a table's rows."""
+        slot = self.slots.get(scan.slot)
+        if slot is None or not isinstance(slot.content, TableContent):
+            reason = f"'{self.spec.name}' has no rows in slot {scan.slot} of shard {self.number}"
+            return [Send(peer, m.Refused(request=scan.request, is_usage=True, reason=reason))]
+        ids, rows, after = slot.content.scan(scan.after, scan.limit, scan.span)
+        block, pins = self._readable(peer, ids.nbytes + rows.nbytes)
+        block.array[: ids.nbytes] = ids.view(np.uint8)
+        block.array[ids.nbytes :] = rows.reshape(-1).view(np.uint8)
+        return [Send(peer, m.Scanned(request=scan.request, after=after, pins=pins), (block,), pins)]
 
     @abstractmethod
     def slot_version(self, slot: HeldSlot) -> int:

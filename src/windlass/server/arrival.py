@@ -8,15 +8,15 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Recycle
 from windlass.consistency import Admission
 from windlass.consistency.rounds import StagedPiece
+from windlass.server.content import Content
 from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
 from windlass.server.units import Apply, End, HeldSlot
-from windlass.store.dense import DenseSlot
 from windlass.types import Bounded, Incarnation, Lease
 
 
 class ArrivalShard(Shard):
-    def __init__(self, place: m.Place, number: int, slots: dict[int, DenseSlot], routes: Routes, host: Host) -> None:
+    def __init__(self, place: m.Place, number: int, slots: dict[int, Content], routes: Routes, host: Host) -> None:
         super().__init__(place, number, slots, routes, host)
         self._staged: dict[Incarnation, list[StagedPiece]] = {}  # of next pushes that complete work, and are not whole
         self._seen: dict[Incarnation, set[int]] = {}  # parts that are here of each worker's next push
@@ -56,10 +56,12 @@ class ArrivalShard(Shard):
             parts=push.parts,
             hyper=push.hyper,
             elements=(sum([hi - lo for _, lo, hi, _ in staged]),),
+            now=self.time.now(),
         )
         is_whole = self._count(entry)
         end = End(which, (peer,) if is_whole else (), (peer,) if is_whole and not push.pull else (), entry)
-        return self.queue([*(Apply(piece[0], [piece], divisor, push.hyper, which) for piece in staged), end])
+        applies = [Apply(piece[0], [piece], divisor, push.hyper, which, entry.now) for piece in staged]
+        return self.queue([*applies, end])
 
     def _accept_leased(
         self, peer: Incarnation, push: m.Push, lease: Lease, staged: list[StagedPiece]
@@ -84,10 +86,11 @@ class ArrivalShard(Shard):
             hyper=push.hyper,
             elements=(sum(hi - lo for _, lo, hi, _ in pieces),),  # work that was done before is accounted for, too
             leases=(lease,) if is_free else (),
+            now=self.time.now(),
         )
         end = End(which, (peer,), () if push.pull else (peer,), entry)
         divisor = max(1, len(self.crew))
-        applies = [Apply(piece[0], [piece], divisor, push.hyper, which) for piece in pieces]
+        applies = [Apply(piece[0], [piece], divisor, push.hyper, which, entry.now) for piece in pieces]
         if is_free:
             return self.queue([*applies, end])
         return [Recycle(tuple(piece[3] for piece in pieces)), *self.queue([end])]

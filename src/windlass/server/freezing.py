@@ -18,11 +18,12 @@ import numpy as np
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
 from windlass.server.answers import Answers
+from windlass.server.content import Content, Frozen
 from windlass.server.log import COPIED_BYTES
 from windlass.server.pins import Pins
 from windlass.server.units import Freezing, HeldSlot
-from windlass.store.dense import DenseSlot, FrozenSlot
-from windlass.types import Block, Incarnation, KeyId, Memory
+from windlass.store.parts import cut_arrays
+from windlass.types import Array, Block, Incarnation, KeyId, Memory
 
 
 class Which(NamedTuple):
@@ -35,18 +36,11 @@ class Which(NamedTuple):
 
 
 @dataclass(slots=True)
-class Kept:
-    dense: DenseSlot
-    frozen: FrozenSlot
-    pin: int
-
-
-@dataclass(slots=True)
 class FrozenShard:
     """`count` is how many updates the key had taken."""
 
     count: int
-    slots: dict[int, Kept]
+    slots: dict[int, Frozen]
 
 
 class Freezer:
@@ -81,48 +75,40 @@ class Freezer:
         if which not in self._asked:
             return self._frozen.get(which)
         self._asked.discard(which)
-        kept = {number: self.keep(slot.dense) for number, slot in slots.items()}
+        kept = {number: self.keep(slot.content) for number, slot in slots.items()}
         self._frozen[which] = FrozenShard(count, kept)
         return self._frozen[which]
 
-    def keep(self, dense: DenseSlot) -> Kept:
+    def keep(self, content: Content) -> Frozen:
         """From now on the slot changes elsewhere."""
-        return Kept(dense, dense.freeze(), self._pins.pin(self._me, dense.block))
+        return content.freeze()
 
     def read(self, which: Which, wanted: m.Dump) -> Send:
-        """One array of a slot; after the last one the slot is given back."""
+        """One array of a slot, or a stretch of one; after the last one the slot is given back."""
         shard = self._frozen.get(which)
         kept = shard.slots.get(wanted.slot) if shard is not None else None
-        arrays = kept.dense.frozen_arrays(kept.frozen) if kept is not None else {}
-        names = tuple(arrays)
-        if shard is None or kept is None or not 0 <= wanted.part < len(names):
+        parts = list(cut_arrays(kept.arrays())) if kept is not None else []
+        if shard is None or kept is None or not 0 <= wanted.part < len(parts):
             return Send(which.saver, m.Dumped(request=wanted.request, names=(), dtypes=(), meta={}))
-        array = arrays[names[wanted.part]].reshape(-1).view(np.uint8)
-        block = self._block(kept, array, wanted.part == 0)
-        pins: tuple[int, ...] = ()
-        if block.array.nbytes > COPIED_BYTES:
-            pins = (self._pins.pin(which.saver, block),)
-            if wanted.part:
-                self._pins.retire(block)  # a copy: nobody else needs it
-        if wanted.part == len(names) - 1:
-            self._give_back(shard.slots.pop(wanted.slot))
-        dtypes = tuple(str(one.dtype) for one in arrays.values())
-        dumped = m.Dumped(request=wanted.request, names=names, dtypes=dtypes, meta=kept.frozen.meta, pins=pins)
+        name, array = parts[wanted.part]
+        names, dtypes = tuple(one for one, _ in parts), tuple(str(one.dtype) for _, one in parts)
+        block, pins = self._readable(which.saver, array, kept.block(name))
+        dumped = m.Dumped(request=wanted.request, names=names, dtypes=dtypes, meta=kept.meta, pins=pins)
+        if wanted.part == len(parts) - 1:
+            shard.slots.pop(wanted.slot).thaw()
         return Send(which.saver, dumped, (block,), pins)
 
-    def _block(self, kept: Kept, array: np.ndarray[tuple[int], np.dtype[np.uint8]], is_value: bool) -> Block:
-        """The array where its reader finds it: the value's own block, or a copy in memory that can be shared."""
+    def _readable(self, reader: Incarnation, array: Array, own: Block | None) -> tuple[Block, tuple[int, ...]]:
+        """The array where its reader finds it, its own block or a copy in memory that can be shared; and its pin."""
         if array.nbytes <= COPIED_BYTES:
-            return Block(array.copy())
-        if is_value:
-            return kept.frozen.block
+            return Block(array.view(np.uint8).copy()), ()
+        if own is not None:
+            return own, (self._pins.pin(reader, own),)
         block = self._memory.allocate(array.nbytes)
-        block.array[:] = array
-        return block
-
-    def _give_back(self, kept: Kept) -> None:
-        kept.dense.thaw(kept.frozen)
-        self._pins.release(kept.pin)
+        block.array[:] = array.view(np.uint8)
+        pin = self._pins.pin(reader, block)
+        self._pins.retire(block)  # a copy: nobody else needs it
+        return block, (pin,)
 
     # --- letting go ---------------------------------------------------------------------------------------------------
 
@@ -144,13 +130,12 @@ class Freezer:
         self._asked = {which for which in self._asked if not is_over(which)}
         for which in [which for which in self._frozen if is_over(which)]:
             for kept in self._frozen.pop(which).slots.values():
-                self._give_back(kept)
+                kept.thaw()
 
 
 class Freezes(Answers):
     """The half of a shard that is kept for savers; what it holds is the shard's."""
 
-    number: int
     base: int
     freezer: Freezer
 

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from windlass._wire import messages as m
 from windlass._wire.effects import Send
 from windlass.server.arrival import ArrivalShard
 from windlass.server.freezing import Freezer
 from windlass.server.host import Members, Routes
 from windlass.server.pins import Pins
+from windlass.server.rows import TableContent
 from windlass.server.sequential import SequentialShard
 from windlass.server.shard import Shard
 from windlass.types import MANAGER, Bytes, Incarnation, KeyId, KeySpec
@@ -38,16 +41,26 @@ class HeldKey:
         clocks = min(heads or shards, key=lambda shard: shard.version).clocks.applied if shards else {}
         return {
             "version": min((shard.version + shard.base for shard in heads or shards), default=0),
-            "value_bytes": sum(slot.dense.value_bytes for slot in slots),
-            "state_bytes": sum(slot.dense.state_bytes for slot in slots),
+            "value_bytes": sum(slot.content.value_bytes for slot in slots),
+            "state_bytes": sum(slot.content.state_bytes for slot in slots),
             "staged_bytes": sum(shard.staged_bytes for shard in shards),
             "slots": sum(len(shard.slots) for shard in heads),
             "replicas": sum(len(shard.slots) for shard in shards if not shard.log.is_head),
             "replicated_bytes": sum(shard.log.replicated_bytes for shard in heads),
             "clocks": {members.name(who): clock for who, clock in clocks.items()},
             "waiting_pulls": sum(len(slot.waiting) for slot in slots),
-        }
+        } | self._describe_rows(heads)
 
+    def _describe_rows(self, heads: list[AnyShard]) -> dict[str, Any]:
+        if self.spec.table is None:
+            return {}
+        contents = [slot.content for shard in heads for slot in shard.slots.values()]
+        tables = [content.table for content in contents if isinstance(content, TableContent)]
+        return {
+            "rows": sum(table.num_rows for table in tables),
+            "candidates": sum(table.num_candidates for table in tables),
+            "table_bytes": sum(table.nbytes for table in tables),
+        }
 
     def counts(self) -> dict[str, Any]:
         """What was counted here of every incarnation, shard by shard: plain data."""
@@ -64,31 +77,44 @@ class HeldKey:
         return {"id": next((shard.id for shard in self.shards.values()), 0), "counts": shards}
 
 
-def misfit(shard: Shard, pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...] | None) -> str:
-    """What is wrong with pieces that a peer named, if anything: nothing from the wire indexes memory unchecked."""
-    for number, lo, hi in pieces:
-        size = shard.sizes.get(number)
-        if size is None:
-            return f"slot {number} of '{shard.spec.name}' is not in shard {shard.number}"
-        if not 0 <= lo <= hi <= size:
-            return f"elements [{lo}, {hi}) are outside slot {number} of '{shard.spec.name}', which has {size}"
-    if data is None:
-        return ""
-    if len(data) != len(pieces):
+def misfit(
+    shard: Shard, pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...] | None, *, is_read: bool = False
+) -> str:
+    """What is wrong with pieces that a peer named, if anything: nothing from the wire indexes memory unchecked. Where
+    it reads, only a table's come with data."""
+    if is_read and not shard.is_table:
+        data = None
+    if data is not None and len(data) != len(pieces):
         return f"{len(pieces)} pieces came with {len(data)} buffers"
-    for (number, lo, hi), part in zip(pieces, data, strict=True):
-        if part.nbytes != (hi - lo) * shard.itemsize:
-            return f"slot {number} expected {(hi - lo) * shard.itemsize} bytes, got {part.nbytes}"
+    for position, (number, lo, hi) in enumerate(pieces):
+        slot = shard.slots.get(number)
+        if slot is None:
+            return f"slot {number} of '{shard.spec.name}' is not in shard {shard.number}"
+        problem = slot.content.misfit(lo, hi, data[position] if data is not None else None, is_read=is_read)
+        if problem:
+            return f"slot {number} of '{shard.spec.name}': {problem}"
     return ""
 
 
-def misread(key: HeldKey, pieces: tuple[m.Piece, ...]) -> str:
+def misasked(shard: Shard, message: Any, data: tuple[Bytes, ...]) -> str:
+    """The same for whatever else was asked of a shard."""
+    if shard.is_table and isinstance(message, m.Init | m.Write):
+        return f"'{shard.spec.name}' is a table: it is only pushed to"
+    if isinstance(message, m.Init | m.Write):
+        return misfit(shard, message.pieces, data)
+    return misfit(shard, message.pieces, data, is_read=True) if isinstance(message, m.Pull) else ""
+
+
+def misread(key: HeldKey, read: m.Read) -> str:
     """The same for a read, which names everybody's pieces."""
-    for number, lo, hi in pieces:
-        if not 0 <= number < key.spec.num_slots:
-            return f"'{key.spec.name}' has no slot {number}"
-        shard = key.of_slot(number)
-        problem = misfit(shard, ((number, lo, hi),), None) if shard is not None else ""
+    if len(read.ids) != (len(read.pieces) if key.spec.table is not None else 0):
+        return f"{len(read.pieces)} pieces of '{key.spec.name}' came with {len(read.ids)} lists of ids"
+    for position, piece in enumerate(read.pieces):
+        if not 0 <= piece[0] < key.spec.num_slots:
+            return f"'{key.spec.name}' has no slot {piece[0]}"
+        shard = key.of_slot(piece[0])
+        ids = (np.frombuffer(read.ids[position], np.uint8),) if read.ids else ()
+        problem = misfit(shard, (piece,), ids, is_read=True) if shard is not None else ""
         if problem:
             return problem
     return ""

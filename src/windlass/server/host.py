@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from windlass._wire import messages as m
 from windlass.server.pins import Pins
+from windlass.server.shard_time import Clock
 from windlass.types import Chain, Generation, Incarnation, Memory, Node
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Host:
     pins: Pins
     members: Members
     freezer: Freezer
+    clock: Clock
 
 
 @dataclass(slots=True)

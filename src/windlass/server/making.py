@@ -6,54 +6,79 @@ from collections.abc import Mapping
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Recycle, Send
+from windlass.server.content import Content, DenseContent
+from windlass.server.pins import Pins
+from windlass.server.rows import TableContent
 from windlass.server.shard import Shard
 from windlass.server.units import Restored
 from windlass.store.dense import DenseSlot, warm
-from windlass.store.reduce import Op, resolve_reducer
-from windlass.store.update import Fused, resolve_updater
-from windlass.types import Array, Bytes, Incarnation, KeyId, Memory
+from windlass.store.parts import join_arrays
+from windlass.store.reduce import Op, Reducer, resolve_reducer
+from windlass.store.table import TableSlot, warm_table
+from windlass.store.table_options import table_options
+from windlass.store.update import Fused, Updater, resolve_updater
+from windlass.types import Array, Bytes, Heap, Incarnation, KeyId, KeySpec, Memory, TableSpec
 
 
 class Maker:
-    """Makes the slots of new shards. `local` are rules without an import path."""
+    """Makes what the slots of new shards hold. `local` are rules without an import path."""
 
-    def __init__(self, memory: Memory, local: Mapping[str, object]) -> None:
-        self._memory, self._local = memory, local
+    def __init__(self, memory: Memory, local: Mapping[str, object], pins: Pins, me: Incarnation) -> None:
+        self._memory, self._local, self._pins, self._me = memory, local, pins, me
         self._warmed: set[tuple[str, str, str]] = set()
 
-    def slots(self, place: m.Place, number: int) -> dict[int, DenseSlot]:
+    def slots(self, place: m.Place, number: int) -> dict[int, Content]:
         """Those of one shard. Raises what a user's reducer or updater raises when it is made."""
         spec = place.spec
         reducer = resolve_reducer(spec.reduce, self._local)
         updater = resolve_updater(spec.update, self._local)
+        numbers = spec.shard_slots(number, len(place.chains))
+        if spec.table is not None:
+            return self._tables(spec, spec.table, numbers, reducer, updater)
         rules = (spec.dtype, spec.reduce.path, spec.update.path)
         if rules not in self._warmed:
             self._warmed.add(rules)
             if isinstance(updater, Fused) and reducer.op is not Op.CUSTOM:
                 warm(spec.dtype, reducer, updater)  # now, when nobody waits but who declares: it may have to compile
-        slots = {}
-        for slot in spec.shard_slots(number, len(place.chains)):
+        slots: dict[int, Content] = {}
+        for slot in numbers:
             lo, hi = spec.slot_range(slot)
-            slots[slot] = DenseSlot(
-                size=hi - lo, dtype=spec.dtype, reducer=reducer, updater=updater, memory=self._memory
-            )
+            dense = DenseSlot(size=hi - lo, dtype=spec.dtype, reducer=reducer, updater=updater, memory=self._memory)
+            slots[slot] = DenseContent(dense, spec.itemsize, self._pins, self._me)
         return slots
+
+    def _tables(
+        self, spec: KeySpec, table: TableSpec, numbers: range, reducer: Reducer, updater: Updater
+    ) -> dict[int, Content]:
+        options = table_options(spec, table)
+        rules = (f"rows of {spec.dtype}", spec.reduce.path, spec.update.path)
+        if rules not in self._warmed:
+            self._warmed.add(rules)
+            warm_table(options, reducer, updater)
+        mine = options.share(table.slots)
+        # Nobody reads rows where they lie, so they are in memory of this process alone.
+        made = {slot: TableSlot(mine, reducer=reducer, updater=updater, memory=Heap()) for slot in numbers}
+        return {slot: TableContent(rows, spec.itemsize) for slot, rows in made.items()}
 
 
 class Restoring:
     """Slots that are being given back what was saved of them, array by array."""
 
     def __init__(self) -> None:
-        self._begun: dict[tuple[Incarnation, KeyId, int], dict[str, Array]] = {}
+        self._begun: dict[tuple[Incarnation, KeyId, int], dict[int, tuple[str, Array]]] = {}
 
     def take(self, peer: Incarnation, shard: Shard, restore: m.Restore, data: tuple[Bytes, ...]) -> list[Effect]:
         """One array more; with the last one the slot becomes what they say."""
-        arrays = self._begun.setdefault((peer, shard.id, restore.slot), {})
+        parts = self._begun.setdefault((peer, shard.id, restore.slot), {})
         for part in data:
-            arrays[restore.name] = part.copy().view(restore.dtype)
+            parts[restore.part] = (restore.name, part.copy().view(restore.dtype))
         if not restore.is_last:
             return [Recycle(data), Send(peer, m.Done(request=restore.request))]
         del self._begun[(peer, shard.id, restore.slot)]
+        if len(parts) <= restore.part:
+            lost = f"the link broke while slot {restore.slot} of '{shard.spec.name}' was being loaded; load it again"
+            return [Recycle(data), Send(peer, m.Refused(request=restore.request, is_usage=False, reason=lost))]
+        arrays = join_arrays(parts[number] for number in sorted(parts))
         unit = Restored(restore.slot, arrays, restore.meta, (peer, restore.request), restore.count)
         return [Recycle(data), *shard.restore(unit)]
 

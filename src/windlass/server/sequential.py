@@ -10,10 +10,10 @@ from windlass._wire.effects import Effect, Later, Log, Send
 from windlass.consistency import YES, Admission, Keeper, Rounds, Verdict
 from windlass.consistency.rounds import Contribution, StagedPiece
 from windlass.consistency.verdict import who_lacks
+from windlass.server.content import Content
 from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
 from windlass.server.units import ROUND, Apply, End, Freezing, HeldSlot, Order
-from windlass.store.dense import DenseSlot
 from windlass.types import Generation, Incarnation, Lease
 
 
@@ -24,7 +24,7 @@ class Advance:
 class SequentialShard(Shard):
     keeper_kind: type[Keeper] = Keeper
 
-    def __init__(self, place: m.Place, number: int, slots: dict[int, DenseSlot], routes: Routes, host: Host) -> None:
+    def __init__(self, place: m.Place, number: int, slots: dict[int, Content], routes: Routes, host: Host) -> None:
         super().__init__(place, number, slots, routes, host)
         self.rounds = Rounds()
         self._reports = self.keeper_kind(self.num_shards)  # used by the keeper alone
@@ -182,14 +182,15 @@ class SequentialShard(Shard):
                 for piece in one.pieces:
                     by_slot[piece[0]].append(piece)
         given = tuple(elements.values())
+        now = self.time.now()
         entry = m.LogEntry(
-            kind=m.Kind.ROUND, clock=round, members=ranked, hyper=hyper, elements=given, leases=leases
+            kind=m.Kind.ROUND, clock=round, members=ranked, hyper=hyper, elements=given, leases=leases, now=now
         )
         acks = tuple(who for who, one in made.items() if one.wants_ack)
         divisor = max(1, len(ranked) - (len(made) - len(counted)))
         effects += self.queue(
             [
-                *(Apply(number, pieces, divisor, hyper, push) for number, pieces in by_slot.items()),
+                *(Apply(number, pieces, divisor, hyper, push, now) for number, pieces in by_slot.items()),
                 End(push, ranked, acks, entry),
             ]
         )

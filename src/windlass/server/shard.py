@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,15 +18,18 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Later, Log, Received, Recycle, Send
 from windlass.consistency import Admission, Clocks, CountedBatches
 from windlass.consistency.rounds import StagedPiece
+from windlass.server.content import Content
 from windlass.server.crew import Crew
 from windlass.server.freezing import Freezes
 from windlass.server.host import Host, Routes
-from windlass.server.log import COPIED_BYTES, Teaching, Whole
+from windlass.server.lessons import Lessons
+from windlass.server.log import COPIED_BYTES, Whole
 from windlass.server.log import Log as ShardLog
+from windlass.server.rows import ids_of
+from windlass.server.shard_time import ShardTime
 from windlass.server.units import (
     FREE,
     ROUND,
-    UNSEEN,
     Apply,
     Echo,
     End,
@@ -46,20 +48,19 @@ from windlass.server.units import (
     Waiting,
     count_elements,
 )
-from windlass.store.dense import Contribution as SlotPiece
-from windlass.store.dense import DenseSlot, Reduced
-from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, KeySpec
+from windlass.store.parts import cut_arrays, join_arrays
+from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation, KeyId, KeySpec
 
 MAX_REFUSED = 64
 
 
-class Shard(Crew, Freezes):
+class Shard(Crew, Freezes, Lessons):
     """Every method that can answer somebody returns effects; what they tell must pass `log.hold_back`."""
 
     log_kind: type[ShardLog] = ShardLog
     batches_kind: type[CountedBatches] = CountedBatches
 
-    def __init__(self, place: m.Place, number: int, slots: dict[int, DenseSlot], routes: Routes, host: Host) -> None:
+    def __init__(self, place: m.Place, number: int, slots: dict[int, Content], routes: Routes, host: Host) -> None:
         self.id: KeyId = place.key
         self.number = number
         self.spec: KeySpec = place.spec
@@ -67,11 +68,11 @@ class Shard(Crew, Freezes):
         self.routes = routes
         self.num_shards = len(place.chains)
         self.itemsize = place.spec.itemsize
-        self.sizes = {slot: dense.size for slot, dense in slots.items()}
-        self.slots = {slot: HeldSlot(slot, dense, missing=dense.size) for slot, dense in slots.items()}
-        # What most pushes bring, on a shard with one slot: known at a glance to be in order.
-        self.whole = tuple((slot, 0, size) for slot, size in self.sizes.items())
-        self.whole_bytes = sum(self.sizes.values()) * self.itemsize
+        self.is_table = place.spec.table is not None
+        self.slots = {slot: HeldSlot(slot, content, missing=content.missing) for slot, content in slots.items()}
+        # What most pushes bring, on a shard with one slot of a dense key: known at a glance to be in order.
+        self.whole = () if self.is_table else tuple((slot, 0, held.missing) for slot, held in self.slots.items())
+        self.whole_bytes = sum(content.missing for content in slots.values()) * self.itemsize
         self.clocks = Clocks()
         self.batches = self.batches_kind()
         self.resting = set()
@@ -84,11 +85,12 @@ class Shard(Crew, Freezes):
         self.log = self.log_kind(place.key, number, host.me, host.pins, host.memory)
         self.chained_in = Generation(0, 0)  # the generation that gave it the chain that it has
         self.ancestors: set[Incarnation] = set()  # who was before us in the chain and may not know that it is out
-        self.lesson = 0  # the last one begun, by us or with us; what belongs to earlier ones is void
+        self.lesson = 0
         self.ready_learner: Incarnation | None = None  # who last said that it is ready to be shown the shard
         self.ready_since = Generation(0, 0)  # as of which generation
         self.taught_since = Generation(0, 0)  # the one that gave us the learner that we have
-        self.being_shown: dict[int, dict[str, Array]] = {}
+        self.being_shown = {}
+        self.time = ShardTime(host.clock)
         self.has_settled = False  # and was told that this is so
         self.is_pausing = False  # the manager wants another chain to go on: nothing new is begun
         self.early: list[Received] = []  # what came for the head before we knew that we are it
@@ -110,6 +112,7 @@ class Shard(Crew, Freezes):
         """An entry came from the predecessor: do here what the head did."""
         entry = whole.entry
         pieces = [(*piece, data) for part in whole.parts for piece, data in zip(part.pieces, part.data, strict=True)]
+        self.time.hear(entry.now)
         units: list[Unit]
         match entry.kind:
             case m.Kind.ROUND | m.Kind.PUSH:
@@ -127,7 +130,7 @@ class Shard(Crew, Freezes):
                 units = [Rest(entry.who, None)]
             case m.Kind.RESTORE:
                 named_arrays = zip(entry.names, entry.dtypes, pieces, strict=True)
-                arrays = {name: data.view(dtype) for name, dtype, (*_, data) in named_arrays}
+                arrays = join_arrays((name, data.view(dtype)) for name, dtype, (*_, data) in named_arrays)
                 restored = Restored(entry.clock, arrays, entry.meta or {}, None, entry.count)
                 units = [Echo(whole.index, entry.clock, restored)]
         return self.queue([*units, Mark(whole)])
@@ -137,90 +140,11 @@ class Shard(Crew, Freezes):
         by_slot: dict[int, list[StagedPiece]] = {slot: [] for slot in self.slots} if entry.who == ROUND else {}
         for piece in pieces:
             by_slot.setdefault(piece[0], []).append(piece)
-        return [Apply(slot, part, 1, entry.hyper, push, is_reduced=True) for slot, part in by_slot.items()]
+        return [Apply(slot, part, 1, entry.hyper, push, entry.now, is_reduced=True) for slot, part in by_slot.items()]
 
     @abstractmethod
     def follow_push(self, entry: m.LogEntry) -> list[End]:
         """Count what an entry that came from the predecessor contains."""
-
-    # --- teaching and learning --------------------------------------------------------------------------------------
-
-    def teach(self, learner: Incarnation) -> list[Effect]:
-        """The learner is ready: show it the shard, slot by slot, while everything goes on. Asked again, begin anew: the
-        link broke, and nobody knows what it has seen. Once the chain waits for it, it has seen all."""
-        if self.log.learner != learner or self.log.teaching not in (Teaching.WAITING, Teaching.SHOWING):
-            return []
-        self.lesson += 1
-        slots = [Teach(self.lesson, learner, slot) for slot in self.slots]
-        return self.queue([Teach(self.lesson, learner), *slots, Teach(self.lesson, learner, is_end=True)])
-
-    def _teach(self, unit: Teach) -> list[Effect]:
-        log = self.log
-        if log.learner != unit.learner or unit.lesson != self.lesson:
-            return []
-        if unit.slot < 0 and not unit.is_end:
-            return log.show(unit.lesson, self.counts())
-        if log.teaching is not Teaching.SHOWING:
-            return []
-        if unit.is_end:
-            return [Send(unit.learner, m.Shown(key=self.id, shard=self.number, lesson=unit.lesson))]
-        slot = self.slots[unit.slot]
-        arrays, meta = slot.dense.dump()
-        meta = {"dense": meta, "rounds": slot.rounds, "missing": slot.missing}
-        effects: list[Effect] = []
-        for position, (name, array) in enumerate(arrays.items()):
-            block = self._copied(array.reshape(-1).view(np.uint8))
-            pins = (self._pins.pin(unit.learner, block),) if block.array.nbytes > COPIED_BYTES else ()
-            if pins:
-                self._pins.retire(block)
-            show = m.ShowSlot(
-                key=self.id,
-                shard=self.number,
-                lesson=unit.lesson,
-                slot=unit.slot,
-                index=log.applied,
-                name=name,
-                dtype=str(array.dtype),
-                is_last=position == len(arrays) - 1,
-                meta=meta,
-                pins=pins,
-            )
-            effects.append(Send(unit.learner, show, (block,), pins))
-        return effects
-
-    def counts(self) -> dict[str, Any]:
-        """What a shard counts, beside its slots, as far as its entries tell: for a learner. What is here and not in an
-        entry yet will be sent to it again if it ever becomes the head."""
-        return {
-            "applied": dict(self.clocks.applied),
-            "version": self.version,
-            "counted": dict(self.counted),
-            "base": self.base,
-            "refused": [[who, clock, error] for (who, clock), error in self._refused.items()],
-            "resting": sorted(self.resting),
-            "leases": self.batches.dump(),
-        }
-
-    def learn_counts(self, counts: dict[str, Any]) -> None:
-        self.clocks.received = {Incarnation(who): clock for who, clock in counts["applied"].items()}
-        self.clocks.applied = {Incarnation(who): clock for who, clock in counts["applied"].items()}
-        self.version, self.base = counts["version"], counts["base"]
-        self.resting = {Incarnation(who) for who in counts["resting"]}
-        self.batches.load(counts["leases"])
-        self._crew = None
-        self.counted = {Incarnation(who): elements for who, elements in counts["counted"].items()}
-        self._refused = {(Incarnation(who), clock): error for who, clock, error in counts["refused"]}
-        for slot in self.slots.values():
-            slot.base = UNSEEN
-
-    def _learn(self, unit: Learn) -> list[Effect]:
-        slot, meta = self.slots[unit.shown.slot], unit.shown.meta
-        if slot.base != UNSEEN:
-            return []  # it was shown before, and has taken entries since
-        old = slot.dense.restore(unit.arrays, meta["dense"], is_pinned=self._pins.is_pinned(slot.dense.block))
-        self._pins.retire(old)
-        slot.rounds, slot.missing, slot.base = meta["rounds"], meta["missing"], unit.shown.index
-        return []
 
     @property
     def is_busy(self) -> bool:
@@ -292,7 +216,7 @@ class Shard(Crew, Freezes):
         for (number, lo, hi), part in zip(unit.pieces, unit.data, strict=True):
             slot = self.slots[number]
             if slot.missing:
-                slot.dense.write(lo, hi, part, is_pinned=False)
+                slot.content.write(lo, hi, part)
                 slot.missing -= hi - lo
                 if is_logged:
                     effects += self._log_part(((number, lo, hi),), [part])
@@ -322,16 +246,16 @@ class Shard(Crew, Freezes):
 
     def _restore(self, unit: Restored) -> list[Effect]:
         slot = self.slots[unit.slot]
-        old = slot.dense.restore(unit.arrays, unit.meta, is_pinned=self._pins.is_pinned(slot.dense.block))
-        self._pins.retire(old)
+        slot.content.restore(unit.arrays, unit.meta)
         slot.missing = 0
         if unit.count >= 0:
             self.base = unit.count - self.version
         effects: list[Effect] = []
         if unit.request is not None:
-            for array in unit.arrays.values():
-                effects += self._log_part(((unit.slot, 0, 0),), [array.reshape(-1).view(np.uint8)])
-            names, dtypes = tuple(unit.arrays), tuple(str(array.dtype) for array in unit.arrays.values())
+            parts = list(cut_arrays(unit.arrays))
+            for _, array in parts:
+                effects += self._log_part(((unit.slot, 0, 0),), [array.view(np.uint8)])
+            names, dtypes = tuple(name for name, _ in parts), tuple(str(array.dtype) for _, array in parts)
             entry = m.LogEntry(
                 kind=m.Kind.RESTORE, clock=unit.slot, names=names, dtypes=dtypes, meta=unit.meta, count=unit.count
             )
@@ -349,13 +273,12 @@ class Shard(Crew, Freezes):
         admission = self.admit(peer, push)
         if admission is Admission.NEXT:
             if push.pull:
-                self._wait_for(peer, push.pull, push.clock, push.pieces, rides=True)
+                ids = ids_of(push.pieces, data) if self.is_table else None
+                self._wait_for(peer, push.pull, push.clock, push.pieces, ids, rides=True)
             staged = [(number, lo, hi, part) for (number, lo, hi), part in zip(push.pieces, data, strict=True)]
             return self.accept(peer, push, staged)
-        effects: list[Effect] = [Recycle(data)]
-        if admission is Admission.DUPLICATE:
-            effects += self._answer_again(peer, push)
-        return effects
+        again = self._answer_again(peer, push, data) if admission is Admission.DUPLICATE else []
+        return [*again, Recycle(data)]
 
     @abstractmethod
     def admit(self, peer: Incarnation, push: m.Push) -> Admission:
@@ -365,13 +288,13 @@ class Shard(Crew, Freezes):
     def accept(self, peer: Incarnation, push: m.Push, staged: list[StagedPiece]) -> list[Effect]:
         """Count one part of a push that was admitted."""
 
-    def _answer_again(self, peer: Incarnation, push: m.Push) -> list[Effect]:
+    def _answer_again(self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...]) -> list[Effect]:
         error = self._refused.get((peer, push.clock)) or self._refused.get((ROUND, push.clock), "")
         if push.pull and error:
             return [Send(peer, self._refusal(push.pull, push.clock, push.pieces, error))]
         if push.pull:
             pull = m.Pull(pull=push.pull, key=self.id, shard=self.number, clock=push.clock, pieces=push.pieces)
-            return self.pull(peer, pull)
+            return self.pull(peer, pull, ids_of(push.pieces, data) if self.is_table else ())
         if push.clock <= self.clocks.applied[peer]:
             return [Send(peer, self._ack(push.clock, error))]
         return []  # here but not applied yet: its ack comes with the others
@@ -392,7 +315,7 @@ class Shard(Crew, Freezes):
             for one in slot.waiting:
                 piece = (slot.number, one.lo, one.hi)
                 effects.append(Send(one.peer, self._refusal(one.pull, one.clock, (piece,), gone)))
-            self._pins.retire(slot.dense.block)
+            slot.content.release()
         for end in self._ends.values():
             effects += [Send(who, self._ack(end.push[1], gone)) for who in end.acks]
         effects += [Send(peer, m.Refused(request=ask, is_usage=True, reason=gone)) for peer, ask, _ in self._attaching]
@@ -402,7 +325,7 @@ class Shard(Crew, Freezes):
         """The shard is not held here any more: give its memory back. Who waits has heard of it, and asks elsewhere."""
         self.freezer.drop_shard(self.id, self.number)
         for slot in self.slots.values():
-            self._pins.retire(slot.dense.block)
+            slot.content.release()
         return [*self.log.dissolve(), *self.send_away()]
 
     # --- what the keeper orders -------------------------------------------------------------------------------------
@@ -437,9 +360,7 @@ class Shard(Crew, Freezes):
         return self.queue([order])
 
     def _put(self, put: Put) -> list[Effect]:
-        slot = self.slots[put.slot]
-        is_pinned = self._pins.is_pinned(slot.dense.block)
-        self._pins.retire(slot.dense.write(put.lo, put.hi, put.data, is_pinned=is_pinned))
+        self.slots[put.slot].content.write(put.lo, put.hi, put.data)
         return [] if put.is_followed else self._log_part(((put.slot, put.lo, put.hi),), [put.data])
 
     def _carry_out(self, order: Order) -> list[Effect]:
@@ -447,9 +368,11 @@ class Shard(Crew, Freezes):
             done = Send(order.writer, m.Done(request=order.request, detail=self.number))
             return [*self.log.seal(m.LogEntry(kind=m.Kind.WRITE)), done]
         effects: list[Effect] = []
+        ids = iter(order.ids)
         for number, lo, hi in order.pieces:
+            wanted = np.frombuffer(next(ids), np.uint8) if self.is_table else None
             if number in self.slots:
-                reader = Waiting(order.reader, order.pull, -1, lo, hi, False)
+                reader = Waiting(order.reader, order.pull, -1, lo, hi, False, wanted)
                 effects.append(self._answer(self.slots[number], reader, {}))
         return effects
 
@@ -513,16 +436,15 @@ class Shard(Crew, Freezes):
         if is_followed:
             self.log.begin()
         if unit.pieces:
-            is_pinned = self._pins.is_pinned(slot.dense.block)
             try:
-                if unit.is_reduced or is_followed:
+                if unit.is_reduced:
+                    slot.content.update(unit.pieces, hyper=unit.hyper, now=unit.now)
+                elif is_followed:
                     reduced, told = self._reduce(slot, unit)
                     effects += told
-                    old = slot.dense.update(reduced, hyper=unit.hyper, is_pinned=is_pinned)
+                    slot.content.update(reduced, hyper=unit.hyper, now=unit.now)
                 else:
-                    pieces = [SlotPiece(lo, hi, data) for _, lo, hi, data in unit.pieces]
-                    old = slot.dense.apply(pieces, divisor=unit.divisor, hyper=unit.hyper, is_pinned=is_pinned)
-                self._pins.retire(old)
+                    slot.content.apply(unit.pieces, divisor=unit.divisor, hyper=unit.hyper, now=unit.now)
             except Exception as error:  # a user's reducer or updater failed: its pushers hear of it, the server lives
                 self._errors[unit.push] = f"the update of '{self.spec.name}' failed: {type(error).__name__}: {error}"
                 effects.append(Log("error", self._errors[unit.push]))
@@ -533,19 +455,16 @@ class Shard(Crew, Freezes):
             effects += self._refuse_riders(slot, unit.push) if self._errors else self.answer_waiting(slot)
         return effects
 
-    def _reduce(self, slot: HeldSlot, unit: Apply) -> tuple[list[Reduced], list[Effect]]:
+    def _reduce(self, slot: HeldSlot, unit: Apply) -> tuple[list[StagedPiece], list[Effect]]:
         """What to update with, as all of the chain do; the head sends it on before it does so itself."""
-        if unit.is_reduced:
-            return [Reduced(lo, hi, data) for _, lo, hi, data in unit.pieces], []
         blocks: list[Block] = []
 
         def room(nbytes: int) -> Bytes:
             blocks.append(self._room(nbytes))
             return blocks[-1].array
 
-        pieces = [SlotPiece(lo, hi, data) for _, lo, hi, data in unit.pieces]
-        reduced = slot.dense.reduce(pieces, divisor=unit.divisor, room=room)
-        named = tuple((slot.number, one.lo, one.hi) for one in reduced)
+        reduced = slot.content.reduce(unit.pieces, divisor=unit.divisor, room=room)
+        named = tuple((number, lo, hi) for number, lo, hi, _ in reduced)
         return reduced, self.log.part(named, tuple(blocks))
 
     @abstractmethod

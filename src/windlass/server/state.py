@@ -32,7 +32,7 @@ from windlass._wire.effects import (
 from windlass.errors import UsageError
 from windlass.server.arrival import ArrivalShard
 from windlass.server.freezing import Freezer
-from windlass.server.held import AnyShard, HeldKey, inspect, misfit, misread, refusal, tallied
+from windlass.server.held import AnyShard, HeldKey, inspect, misasked, misfit, misread, refusal, tallied
 from windlass.server.host import Host, Members, Routes
 from windlass.server.host import ServerConfig as ServerConfig
 from windlass.server.log import Standing, Teaching
@@ -40,6 +40,7 @@ from windlass.server.making import Maker, Restoring
 from windlass.server.pins import Pins
 from windlass.server.sequential import Advance, SequentialShard
 from windlass.server.shard import Shard
+from windlass.server.shard_time import Clock
 from windlass.server.teaching import hear_learner, hear_teacher
 from windlass.types import MANAGER, Bytes, Chain, Generation, Incarnation, KeyId, Memory, Node, Role, Sequential
 
@@ -60,8 +61,8 @@ class ServerState:
         self._memory = memory
         self.pins = Pins(memory)
         self.freezer = self.freezer_kind(me, self.pins, memory)
-        self._host = Host(me, memory, self.pins, self.members, self.freezer)
-        self._now = 0.0
+        self._clock = Clock()
+        self._host = Host(me, memory, self.pins, self.members, self.freezer, self._clock)
         self._linked: set[Incarnation] = set()
         self._early: dict[Incarnation, list[Received]] = {}
         self._restoring = Restoring()
@@ -70,11 +71,11 @@ class ServerState:
         self._knows: dict[Incarnation, Generation] = {}  # which generation it knew of then
         self._beaten_at = 0.0
         self._is_leaving = False
-        self._maker = Maker(memory, config.local)
+        self._maker = Maker(memory, config.local, self.pins, me)
         self._horizons: dict[Incarnation, int] = {}  # the first pin made since the link to each peer is open
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        self._now = now
+        self._clock.now = now
         effects = self._handle(event)
         me = self.me
         for effect in effects:
@@ -139,7 +140,7 @@ class ServerState:
         if successor is None:
             return True
         confirmed = self._confirmed.get(successor)
-        return confirmed is not None and self._now - confirmed <= self.config.lease_seconds / 2
+        return confirmed is not None and self._clock.now - confirmed <= self.config.lease_seconds / 2
 
     # --- the data path ----------------------------------------------------------------------------------------------
 
@@ -225,7 +226,9 @@ class ServerState:
                 return self._on_order(peer, message)
             case m.Tally() if peer == MANAGER:
                 return self._on_tally(message)
-            case m.Pull() | m.Init() | m.Write() | m.Attach() | m.Detach() | m.Freeze() | m.Dump() | m.Restore():
+            case m.Pull() | m.Init() | m.Write() | m.Attach() | m.Detach() | m.Scan():
+                return self._on_key(event, message)
+            case m.Freeze() | m.Dump() | m.Restore():
                 return self._on_key(event, message)
             case m.Thaw(snapshot=snapshot):
                 self.freezer.thaw(peer, snapshot)
@@ -245,9 +248,7 @@ class ServerState:
             if shard is None or not shard.speaks:
                 number = key.spec.shard_of(message.slot, len(key.routes.chains)) if is_of_slot else message.shard
                 return self._keep_for_head(event, message.key, number, shard)
-            problem = misfit(
-                shard, getattr(message, "pieces", ()), data if isinstance(message, m.Init | m.Write) else None
-            )
+            problem = misasked(shard, message, data)
         if shard is None or problem:
             if isinstance(message, m.Pull):
                 pulled = m.Pulled(
@@ -262,7 +263,9 @@ class ServerState:
     def _ask_shard(self, shard: AnyShard, peer: Incarnation, message: Any, data: tuple[Bytes, ...]) -> list[Effect]:
         match message:
             case m.Pull():
-                return shard.pull(peer, message)
+                return [*shard.pull(peer, message, data), Recycle(data)]
+            case m.Scan():
+                return shard.scan(peer, message)
             case m.Attach():
                 return shard.attach(peer, message.request, message.clock)
             case m.Detach():
@@ -284,7 +287,7 @@ class ServerState:
         problem = "the key was deleted" if key is None else ""
         keeper = None if key is None else key.shards.get(0)
         if key is not None and isinstance(order, m.Read):
-            problem = misread(key, order.pieces)
+            problem = misread(key, order)
         if key is None or problem:
             return [refusal(order, problem)]
         if order.is_passed_on:
@@ -361,7 +364,7 @@ class ServerState:
             node = self.nodes.get(peer)
             if node is None or node.role is not Role.SERVER:
                 return []  # it is out, and should not think otherwise
-            self._answered[peer] = self._now
+            self._answered[peer] = self._clock.now
             self._knows[peer] = Generation(beat.term, beat.number)
             return [Send(peer, m.Beat(sent=beat.sent, is_answer=True))]
         if peer == MANAGER:
@@ -383,7 +386,7 @@ class ServerState:
 
     def _on_tick(self) -> list[Effect]:
         effects: list[Effect] = []
-        if self._now - self._beaten_at >= self.config.lease_seconds / 8:
+        if self._clock.now - self._beaten_at >= self.config.lease_seconds / 8:
             effects += self._beat()
         for shard in self._shards():
             if shard.log.standing is Standing.HEIR:
@@ -391,7 +394,7 @@ class ServerState:
         return effects
 
     def _beat(self) -> list[Effect]:
-        self._beaten_at = self._now
+        self._beaten_at = self._clock.now
         after = {shard.log.downstream for shard in self._shards() if shard.log.is_head} - {None}
         beat = self._new_beat()
         return [Send(MANAGER, beat), *(Send(server, beat) for server in sorted(after))]  # type: ignore[type-var,arg-type]
@@ -406,7 +409,7 @@ class ServerState:
 
     def _new_beat(self) -> m.Beat:
         term, number = self.members.generation
-        return m.Beat(sent=self._now, term=term, number=number)
+        return m.Beat(sent=self._clock.now, term=term, number=number)
 
     def _inherit(self, shard: AnyShard) -> list[Effect]:
         """An heir speaks for its shard when those who did before it cannot any more, and it has applied all it has."""
@@ -431,7 +434,7 @@ class ServerState:
 
     def _is_silent(self, server: Incarnation) -> bool:
         lease = self.config.lease_seconds
-        return self._now - self._answered.get(server, -lease) >= lease
+        return self._clock.now - self._answered.get(server, -lease) >= lease
 
     # --- members and links ------------------------------------------------------------------------------------------
 

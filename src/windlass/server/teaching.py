@@ -9,6 +9,7 @@ from windlass._wire.effects import Effect, Received, Recycle, Send
 from windlass.server.log import Standing
 from windlass.server.shard import Shard
 from windlass.server.units import Learn
+from windlass.store.parts import join_arrays
 from windlass.types import Bytes, Generation, Incarnation
 
 
@@ -47,7 +48,6 @@ def hear_teacher(shard: Shard | None, event: Received, message: m.Show | m.ShowS
 
 
 def _learn_slot(shard: Shard, shown: m.ShowSlot, data: tuple[Bytes, ...]) -> list[Effect]:
-    arrays = shard.being_shown.setdefault(shown.slot, {})
-    for part in data:
-        arrays[shown.name] = part.copy().view(shown.dtype)
-    return shard.queue([Learn(shown, shard.being_shown.pop(shown.slot))]) if shown.is_last else []
+    parts = shard.being_shown.setdefault(shown.slot, [])
+    parts += [(shown.name, part.copy().view(shown.dtype)) for part in data]
+    return shard.queue([Learn(shown, join_arrays(shard.being_shown.pop(shown.slot)))]) if shown.is_last else []

@@ -7,8 +7,8 @@ from typing import Any
 
 from windlass._wire import messages as m
 from windlass.consistency.rounds import StagedPiece
+from windlass.server.content import Content
 from windlass.server.log import Whole
-from windlass.store.dense import DenseSlot
 from windlass.types import Array, Bytes, Incarnation, KeyId
 
 UNSEEN = 1 << 62
@@ -28,12 +28,13 @@ class Waiting:
     lo: int
     hi: int
     rides: bool
+    ids: Bytes | None = None  # of a table
 
 
 @dataclass(slots=True)
 class HeldSlot:
     number: int
-    dense: DenseSlot
+    content: Content
     missing: int  # elements that have no first value yet
     rounds: int = 0
     waiting: list[Waiting] = field(default_factory=list)
@@ -50,6 +51,7 @@ class Apply:
     divisor: int
     hyper: dict[str, float] | None
     push: tuple[Incarnation, int]
+    now: float = 0.0
     is_reduced: bool = False
 
 

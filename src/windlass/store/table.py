@@ -148,8 +148,8 @@ class TableSlot:
         divisor: int,
         room: Callable[[int], Bytes] = lambda nbytes: np.empty(nbytes, np.uint8),
     ) -> Batch:
-        """What `apply` would update with, in so many bytes of `room`. `update` with it has the same outcome, bit for
-        bit."""
+        """What `apply` would update with, in so many bytes of `room`: the ids, and after them the rows. `update` with
+        it has the same outcome, bit for bit."""
         if divisor < 1:
             raise UsageError(f"divisor must be at least 1, got {divisor}")
         dim = self.options.dim
@@ -161,7 +161,8 @@ class TableSlot:
         else:
             way = route(ids, 1)
             unique, inverse = way.ids, way.inverse
-        batch = Batch(room(8 * unique.size).view(np.int64), room(4 * unique.size * dim).view(np.float32))
+        data, cut = room((8 + 4 * dim) * unique.size), 8 * unique.size
+        batch = Batch(data[:cut].view(np.int64), data[cut:].view(np.float32))
         batch.ids[:] = unique
         ends = np.cumsum([0, *(len(each) for each, _ in given)])
         parts = [(inverse[lo:hi], each) for lo, hi, each in zip(ends[:-1], ends[1:], rows, strict=True)]

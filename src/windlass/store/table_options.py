@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from windlass.errors import UsageError
 from windlass.store.ageing import Limits
-from windlass.store.initial import Constant, Initial
+from windlass.store.initial import Constant, Initial, resolve_initial
 from windlass.store.rows import storage_of
+from windlass.types import KeySpec, TableSpec
 
 MAX_ADMIT_AFTER = (1 << 16) - 1
 
@@ -42,3 +43,17 @@ class TableOptions:
         most = self.limits.max_rows
         limits = replace(self.limits, max_rows=None if most is None else -(-most // num_slots))
         return replace(self, limits=limits, max_bytes=None if self.max_bytes is None else self.max_bytes // num_slots)
+
+
+def table_options(spec: KeySpec, table: TableSpec) -> TableOptions:
+    """What a declaration says. UsageError if no table can be so."""
+    options = TableOptions(
+        dim=table.dim,
+        dtype=spec.dtype,
+        init=resolve_initial(table.init).salted(spec.name),
+        admit_after=table.admit_after,
+        limits=Limits(max_rows=table.max_rows, ttl_updates=table.ttl_updates, ttl_seconds=table.ttl_seconds),
+        max_bytes=table.max_bytes,
+    )
+    options.check()
+    return options

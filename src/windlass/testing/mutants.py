@@ -18,12 +18,12 @@ from windlass._wire.effects import Effect, Send
 from windlass.consistency import Admission, CountedBatches, Keeper, Verdict, may_pull
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.arrival import ArrivalShard
-from windlass.server.freezing import Freezer, Kept
+from windlass.server.content import Content, Frozen, FrozenDense
+from windlass.server.freezing import Freezer
 from windlass.server.log import Log
 from windlass.server.sequential import SequentialShard
 from windlass.server.state import ServerState
 from windlass.server.units import End, HeldSlot
-from windlass.store.dense import DenseSlot
 from windlass.testing.explorer import Limits
 from windlass.testing.world import CALM
 from windlass.types import Bounded, Eventual, Generation, Incarnation, Sequential
@@ -252,9 +252,10 @@ class ForgetsClocks(ServerState):
 
 
 class _WritesInPlace(Freezer):
-    def keep(self, dense: DenseSlot) -> Kept:
-        kept = super().keep(dense)
-        self._pins.release(kept.pin)
+    def keep(self, content: Content) -> Frozen:
+        kept = super().keep(content)
+        if isinstance(kept, FrozenDense):
+            self._pins.release(kept.pin)
         return kept
 
 

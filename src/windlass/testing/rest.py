@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from windlass._wire import messages as m
+from windlass.server.content import DenseContent
 from windlass.server.held import inspect
 from windlass.testing.leases import lease_problems
 from windlass.types import MANAGER, Array, KeyId
@@ -87,8 +88,9 @@ def final_values(world: World) -> dict[str, Array]:
                 continue
             is_there = True
             for slot in held.shards[number].slots.values():
-                lo = slot.number * shape.slot_size
-                value[lo : lo + slot.dense.size] = slot.dense.block.array.view(np.int64)
+                assert isinstance(slot.content, DenseContent)
+                lo, dense = slot.number * shape.slot_size, slot.content.dense
+                value[lo : lo + dense.size] = dense.block.array.view(np.int64)
         if is_there:
             values[shape.name] = value
     return values

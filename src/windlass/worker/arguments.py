@@ -22,6 +22,27 @@ def items_of(key: str | Mapping[str, Any], value: Any) -> Mapping[str, Any]:
     return key
 
 
+def ids_by_key(key: object, ids: Any) -> Mapping[str, Any]:
+    """The ids of each table that a call names: one key's, or a mapping where it names several."""
+    if isinstance(ids, Mapping):
+        return ids
+    if ids is None:
+        return {}
+    if not isinstance(key, str):
+        raise UsageError(f"ids expects a mapping of tables to ids where many keys are named, got {type(ids).__name__}")
+    return {key: ids}
+
+
+def no_ids(name: str, ids: Mapping[str, Any]) -> None:
+    if name in ids:
+        raise UsageError(f"'{name}' is a dense key: ids= is for tables, range=(lo, hi) for parts of a value")
+
+
+def no_range(name: str, range: object) -> None:
+    if range is not None:
+        raise UsageError(f"'{name}' is a table: say which rows by ids=; range= is for a pull of one table alone")
+
+
 def check_batches(dataset_size: object, batch_size: object, epochs: object, global_batch: object) -> int:
     """How many batches make a step; 0 where each is one of its own."""
     if type(dataset_size) is not int or dataset_size < 0:

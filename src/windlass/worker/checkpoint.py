@@ -24,6 +24,7 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Send
 from windlass.checkpoint import AfterRound, Moment, Reader, SavedSlot, WhenAsked, Writer
 from windlass.errors import ClusterError, TimeoutError, UsageError
+from windlass.store.parts import cut_arrays
 from windlass.types import MANAGER, Block, Bytes, Generation, KeyId, Role
 from windlass.worker.client import Answer, Client
 from windlass.worker.ops import KeyInfo, Request
@@ -268,22 +269,24 @@ def _keeper_last(key: KeyInfo) -> Iterator[int]:
 
 
 def _write_slot(client: Client, key: KeyInfo, number: int, slot: SavedSlot, taken: int = -1) -> None:
-    for position, (part, array) in enumerate(slot.arrays.items()):
+    parts = list(cut_arrays(slot.arrays))
+    for position, (name, array) in enumerate(parts):
         restore = partial(
             m.Restore,
             key=key.id,
             slot=number,
-            name=part,
+            name=name,
             dtype=str(array.dtype),
             meta=slot.meta,
-            is_last=position == len(slot.arrays) - 1,
+            is_last=position == len(parts) - 1,
             count=taken,
+            part=position,
         )
         client.request(
             (key, key.shard_of(number)),
             lambda n, restore=restore: restore(request=n),  # type: ignore[misc]
             f"slot {number} of '{key.spec.name}', to be loaded,",
-            data=(Block(np.ascontiguousarray(array).reshape(-1).view(np.uint8)),),
+            data=(Block(array.view(np.uint8)),),
         )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from windlass._wire import messages as m
 from windlass.errors import UsageError
-from windlass.store.reduce import Reducer, reducer_rule
+from windlass.store.reduce import Reducer, reducer_rule, resolve_reducer
 from windlass.store.update import Updater, updater_rule
 from windlass.types import MANAGER, Array, Consistency, Generation, KeyId, KeySpec, Role
 from windlass.worker.arguments import check_declaration
@@ -17,6 +18,7 @@ from windlass.worker.client import Client
 from windlass.worker.entry import Entry
 from windlass.worker.ops import KeyInfo
 from windlass.worker.options import StoreOptions
+from windlass.worker.rows import TableEntry
 from windlass.worker.split import split
 
 RESERVED = "windlass/"
@@ -87,14 +89,18 @@ class Declaring:
             priority=priority,
             namespace=self.namespace,
         )
+        self._declare(spec, f"create('{key}')", like.kind, flat)
+
+    def _declare(self, spec: KeySpec, what: str, kind: str, first: Array | None) -> None:
+        """Make a key known, and begin to use it."""
         spec.check()
-        with self._opening(key):
-            declared, _ = self._client.request(MANAGER, lambda n: m.Declare(request=n, spec=spec), f"create('{key}')")
-            known = self._entries.get(key)
+        with self._opening(spec.name):
+            declared, _ = self._client.request(MANAGER, lambda n: m.Declare(request=n, spec=spec), what)
+            known = self._entries.get(spec.name)
             if known is None or known.key.id != declared.key:
                 if known is not None:
                     self._client.disuse(known.key)
-                self._open(declared, like.kind, flat)
+                self._open(declared, kind, first)
 
     def _open(self, declared: m.Declared, kind: str, first: Array | None) -> Entry:
         """Begin to use a declared key; rank 0, or the driver, gives it its first value."""
@@ -104,7 +110,7 @@ class Declaring:
         lost = self._client.state.lost_range(key)
         if lost is not None:
             raise lost
-        entry = Entry(key, kind, self._client.hub)
+        entry = self._make_entry(key, kind)
         if first is not None and (self.is_driver or self._client.state.is_lowest):
             self._give_first(entry, first)
         if not self.is_driver:
@@ -116,6 +122,11 @@ class Declaring:
             self._begin_at(key, clock, f"create('{name}')")
         self._entries[name] = entry
         return entry
+
+    def _make_entry(self, key: KeyInfo, kind: str) -> Entry:
+        if key.spec.table is None:
+            return Entry(key, kind, self._client.hub)
+        return TableEntry(key, self._client.hub, key.spec.table, resolve_reducer(key.spec.reduce, self._local or {}))
 
     def _attach(self, key: KeyInfo, what: str, clock: int = -1) -> int:
         done, _ = self._client.request((key, 0), lambda n: m.Attach(request=n, key=key.id, shard=0, clock=clock), what)
@@ -186,6 +197,33 @@ class Declaring:
 
     def _forget(self, request: int, name: str, key: KeyId) -> m.Forget:
         return m.Forget(request=request, name=name, key=key, namespace=self.namespace)
+
+    def _entry(self, key: str) -> Entry:
+        """The key, ready to be used. A push on it that failed, and that nobody waited for, is raised here."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.failed:
+            self.raise_unseen(entry)
+        if entry is None:
+            if not isinstance(key, str):
+                raise UsageError(f"a key is a string, got {type(key).__name__}")
+            with self._opening(key):
+                entry = self._entries.get(key)
+                if entry is None:
+                    what = f"looking for '{key}'"
+                    look_up = partial(m.Lookup, name=key, namespace=self.namespace)
+                    declared, _ = self._client.request(MANAGER, lambda n: look_up(request=n), what)
+                    entry = self._open(declared, "numpy", None)
+        return entry
+
+    def raise_unseen(self, *entries: Entry) -> None:
+        """Raise the error of a push that failed and that nobody has waited for, of these keys or of any."""
+        for entry in entries or list(self._entries.values()):
+            failed, entry.failed = entry.failed, []
+            for task in failed:
+                if not task.is_seen and task.error is not None:
+                    task.is_seen = True
+                    task.error.add_note(f"raised by an earlier {task.text} that nobody waited for")
+                    raise task.error
 
     def _opening(self, key: str) -> threading.Lock:
         """Held while a key is opened: two threads that both began to count its pushes would take each other's for

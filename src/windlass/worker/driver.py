@@ -20,6 +20,8 @@ class DriverStore(Store):
     def assign(self, key: str, value: Any, *, range: tuple[int, int] | None = None) -> None:
         """Set a value between two rounds, the same two on every server; optimizer state stays. Blocks until done."""
         entry = self._entry(key)
+        if entry.key.spec.table is not None:
+            raise UsageError(f"'{key}' is a table: it is only pushed to, by workers")
         lo, hi = check_range(entry.key, range)
         flat = self._checked(entry, value, lo, hi, is_range=range is not None)
         me, key_id, what = self._client.state.me, entry.key.id, f"assign('{key}')"

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from windlass._wire import messages as m
 from windlass.checkpoint import SavedSlot
-from windlass.types import Bytes, KeyId
+from windlass.store.parts import join_arrays
+from windlass.types import Array, Bytes, KeyId
 from windlass.worker.ops import KeyInfo
 
 NEAR_ROUNDS = 2
@@ -150,6 +151,7 @@ class Snapshot:
     def read(self, key: KeyInfo, slots: Sequence[int]) -> Steps[list[SavedSlot]]:
         """What these frozen slots are made of: first one array of each, which tells how many it has, then the rest."""
         saved = [SavedSlot({}, {}) for _ in slots]
+        parts: list[list[tuple[str, Array]]] = [[] for _ in slots]
         wanted = [(index, 0) for index in range(len(slots))]
         while wanted:
             answers = yield [self._dump(key, slots[index], part) for index, part in wanted]
@@ -160,9 +162,11 @@ class Snapshot:
                     text = f"slot {slots[index]} of '{key.spec.name}' is kept no more: its server is new, or the link"
                     raise Melted(text)
                 saved[index].meta = dumped.meta
-                saved[index].arrays[names[part]] = data[0].view(dumped.dtypes[part])
+                parts[index].append((names[part], data[0].view(dumped.dtypes[part])))
                 more += [(index, other) for other in range(1, len(names))] if part == 0 else []
             wanted = more
+        for slot, some in zip(saved, parts, strict=True):
+            slot.arrays = join_arrays(some)
         return saved
 
     def _dump(self, key: KeyInfo, slot: int, part: int) -> Ask:

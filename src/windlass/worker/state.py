@@ -220,9 +220,11 @@ class WorkerState:
             return []
         if op.push is None or shard not in op.unacked:
             assert op.pull is not None
-            pieces = tuple(piece for piece in op.pull[shard] if piece in op.unread[shard])
+            left = [place for place, piece in enumerate(op.pull[shard]) if piece in op.unread[shard]]
+            pieces = tuple(op.pull[shard][place] for place in left)
+            ids = tuple(op.ids[shard][place] for place in left) if op.ids is not None else ()
             pull = m.Pull(pull=op.number, key=key.id, shard=shard, clock=op.clock, pieces=pieces)
-            return [Send(head, pull, priority=key.spec.priority)]
+            return [Send(head, pull, ids, priority=key.spec.priority)]
         parts = op.push[shard]
         rides = op.number if shard in op.unread else 0
         return [
@@ -257,7 +259,8 @@ class WorkerState:
         op.unread = {shard: set(pieces) for shard, pieces in op.pull.items() if pieces}
         wanted = tuple(piece for pieces in op.pull.values() for piece in pieces)
         keeper = op.key.head(0)
-        read = m.Read(pull=op.number, key=op.key.id, reader=self.me, pieces=wanted)
+        ids = () if op.ids is None else tuple(one.array.tobytes() for shard in op.pull for one in op.ids[shard])
+        read = m.Read(pull=op.number, key=op.key.id, reader=self.me, pieces=wanted, ids=ids)
         return [] if keeper is None else [Send(keeper, read)]
 
     def _ask(self, request: Request) -> list[Effect | Call]:
@@ -291,7 +294,7 @@ class WorkerState:
                 return []
             case m.Done() | m.Refused() | m.Declared() | m.Frozen() | m.Granted():
                 return self._on_answer(event.peer, message, event.data)
-            case m.Dumped(pins=pins):
+            case m.Dumped(pins=pins) | m.Scanned(pins=pins):
                 answered = self._on_answer(event.peer, message, event.data)
                 is_kept = event.is_shared and bool(pins)  # until now: whoever asked has copied it
                 return [*answered, Send(event.peer, m.Release(pins=pins))] if is_kept else answered
@@ -378,7 +381,7 @@ class WorkerState:
     def _on_answer(
         self,
         peer: Incarnation,
-        answer: m.Done | m.Refused | m.Declared | m.Dumped | m.Frozen | m.Granted,
+        answer: m.Done | m.Refused | m.Declared | m.Dumped | m.Scanned | m.Frozen | m.Granted,
         data: tuple[Bytes, ...],
     ) -> list[Effect | Call]:
         request = self.requests.get(answer.request)

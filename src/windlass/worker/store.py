@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -17,27 +16,39 @@ from windlass.trace.spans import Category
 from windlass.types import (
     MANAGER,
     Array,
+    Block,
     Role,
     Sequential,
 )
 from windlass.worker import checkpoint
-from windlass.worker.arguments import check_batches, items_of, numbers_of, outs_of, tasks_of
+from windlass.worker.arguments import (
+    check_batches,
+    ids_by_key,
+    items_of,
+    no_ids,
+    no_range,
+    numbers_of,
+    outs_of,
+    tasks_of,
+)
 from windlass.worker.arrays import is_finite, look, wrap
 from windlass.worker.batches import Batch, Batches, Leased, lease_of
 from windlass.worker.client import Client
-from windlass.worker.declaring import RESERVED, Declaring
+from windlass.worker.declaring import RESERVED
 from windlass.worker.entry import Entry
 from windlass.worker.landing import Landing
 from windlass.worker.ops import Op
 from windlass.worker.options import StoreOptions
+from windlass.worker.rows import RowLanding, TableEntry, ids_of
 from windlass.worker.split import Pieces, check_range, split
+from windlass.worker.tables import Tables
 from windlass.worker.task import Task
 
 BARRIER = f"{RESERVED}barrier"
 EXCHANGE = f"{RESERVED}exchange"
 
 
-class Store(Declaring):
+class Store(Tables):
     """A key-value store whose writes are reduced: many workers push, everyone pulls.
 
     Thread-safe. `push` returns once it has copied the value; `pull` and `pushpull` block unless `wait=False`. Every
@@ -49,35 +60,6 @@ class Store(Declaring):
         self._leased = Leased()
         self._saver = checkpoint.Saver(client)
 
-    # --- keys -----------------------------------------------------------------------------------------------------
-
-    def _entry(self, key: str) -> Entry:
-        """The key, ready to be used. A push on it that failed, and that nobody waited for, is raised here."""
-        entry = self._entries.get(key)
-        if entry is not None and entry.failed:
-            self.raise_unseen(entry)
-        if entry is None:
-            if not isinstance(key, str):
-                raise UsageError(f"a key is a string, got {type(key).__name__}")
-            with self._opening(key):
-                entry = self._entries.get(key)
-                if entry is None:
-                    what = f"looking for '{key}'"
-                    look_up = partial(m.Lookup, name=key, namespace=self.namespace)
-                    declared, _ = self._client.request(MANAGER, lambda n: look_up(request=n), what)
-                    entry = self._open(declared, "numpy", None)
-        return entry
-
-    def raise_unseen(self, *entries: Entry) -> None:
-        """Raise the error of a push that failed and that nobody has waited for, of these keys or of any."""
-        for entry in entries or list(self._entries.values()):
-            failed, entry.failed = entry.failed, []
-            for task in failed:
-                if not task.is_seen and task.error is not None:
-                    task.is_seen = True
-                    task.error.add_note(f"raised by an earlier {task.text} that nobody waited for")
-                    raise task.error
-
     # --- push and pull ----------------------------------------------------------------------------------------------
 
     def push(
@@ -85,19 +67,31 @@ class Store(Declaring):
         key: str | Mapping[str, Any],
         value: Any = None,
         *,
+        ids: Any = None,
         range: tuple[int, int] | None = None,
         after: Iterable[Task] = (),
         hyper: Mapping[str, float] | None = None,
         completes: Batch | Sequence[Batch] | None = None,
     ) -> Task:
         """Contribute a value, or many: `push({key: value, ...})`. Returns at once; the task is done when the push is
-        applied. `range=(lo, hi)` gives elements lo to hi of the flattened value. `hyper` sets the updater's numbers
-        for this round, e.g. {"lr": 0.01}; the members of a round must agree on it. With `completes=batch`, of
-        `batches`, it counts only where no other push that completes the same batch has been counted."""
-        items = items_of(key, value)
+        applied. `range=(lo, hi)` gives elements lo to hi of the flattened value. To a table, the value is a row for
+        each of `ids`, and those of the same id are reduced first; with many keys, `ids` is a mapping, too.
+
+        `hyper` sets the updater's numbers for this round, e.g. {"lr": 0.01}; the members of a round must agree on it.
+        With `completes=batch`, of `batches`, it counts only where no other push that completes the same batch has been
+        counted."""
+        items, wanted = items_of(key, value), ids_by_key(key, ids)
         task = Task(self._client, "push", items)
         lease = lease_of(completes)
-        ops = [self._push_op(task, self._entry(name), given, range, hyper) for name, given in items.items()]
+        ops = []
+        for name, given in items.items():
+            entry = self._entry(name)
+            if isinstance(entry, TableEntry):
+                no_range(name, range)
+                ops.append(self._push_rows_op(task, entry, given, wanted.get(name), hyper))
+            else:
+                no_ids(name, wanted)
+                ops.append(self._push_op(task, entry, given, range, hyper))
         waits = tasks_of(after)
         for op in ops:
             op.after, op.completes = waits, lease
@@ -110,6 +104,7 @@ class Store(Declaring):
         self,
         key: str | Sequence[str],
         *,
+        ids: Any = None,
         range: tuple[int, int] | None = None,
         out: Any = None,
         view: bool = False,
@@ -122,17 +117,31 @@ class Store(Declaring):
         The result is of the kind that `create` was given, in `out` if there is one, else in memory that nobody
         references any more. `view=True` (sequential keys) gives a read-only array, where possible the servers' own
         memory, valid until the own next push on the key. `wait=False` gives the task instead.
+
+        Of a table, it is a row for each of `ids` (a mapping, with many keys), of their kind; what nobody has pushed to
+        is read as it would start. `range=(lo, hi)` gives (ids, rows) of those ids that have a row, and always waits.
         """
         if not isinstance(key, str | Sequence):
             raise UsageError(f"a key is a string, got {type(key).__name__}")
+        if isinstance(key, str) and range is not None and isinstance(entry := self._entry(key), TableEntry):
+            return self._pull_span(entry, range)
         names = [key] if isinstance(key, str) else list(key)
+        wanted = ids_by_key(key, ids)
         outs = [out] if isinstance(key, str) else outs_of(out, names)
         task = Task(self._client, "pull", names)
         waits = tasks_of(after)
-        landings: list[Landing] = []
+        landings: list[Landing | RowLanding] = []
         ops: list[Op] = []
         for name, one_out in zip(names, outs, strict=True):
             entry = self._entry(name)
+            if isinstance(entry, TableEntry):
+                no_range(name, range)
+                op, rows = self._pull_rows_op(task, entry, wanted.get(name), one_out)
+                op.after = waits
+                landings.append(rows)
+                ops.append(op)
+                continue
+            no_ids(name, wanted)
             span = check_range(entry.key, range)
             landing = Landing(entry, span, is_range=range is not None, out=one_out, view=view)
             landing.task = task
@@ -149,6 +158,7 @@ class Store(Declaring):
         key: str | Mapping[str, Any],
         value: Any = None,
         *,
+        ids: Any = None,
         range: tuple[int, int] | None = None,
         hyper: Mapping[str, float] | None = None,
         out: Any = None,
@@ -158,28 +168,36 @@ class Store(Declaring):
         timeout: float | None = None,
         completes: Batch | Sequence[Batch] | None = None,
     ) -> Any:
-        """Push, and pull the same range, in one round trip. `pushpull({key: value, ...})` gives a dictionary; `out`
-        is then one, too."""
-        items = items_of(key, value)
+        """Push, and pull the same range, or the same ids, in one round trip. `pushpull({key: value, ...})` gives a
+        dictionary; `out` is then one, too."""
+        items, wanted = items_of(key, value), ids_by_key(key, ids)
         task = Task(self._client, "pushpull", items)
         lease = lease_of(completes)
-        landings: dict[str, Landing] = {}
+        landings: dict[str, Landing | RowLanding] = {}
         ops: list[Op] = []
         is_one = isinstance(key, str)
         for name, given in items.items():
             entry = self._entry(name)
             one_out = out if is_one else (out or {}).get(name)
-            landing = landings[name] = Landing(
-                entry, check_range(entry.key, range), is_range=range is not None, out=one_out, view=view
-            )
-            landing.task = task
-            op = self._push_op(task, entry, given, range, hyper, landing, may_borrow=wait)
+            if isinstance(entry, TableEntry):
+                no_range(name, range)
+                like, flat = entry.ids(wanted.get(name), "pushpull")
+                rows = landings[name] = RowLanding(entry, entry.route(flat), like, one_out)
+                rows.task = task
+                op = self._push_rows_op(task, entry, given, wanted.get(name), hyper, landing=rows)
+            else:
+                no_ids(name, wanted)
+                landing = landings[name] = Landing(
+                    entry, check_range(entry.key, range), is_range=range is not None, out=one_out, view=view
+                )
+                landing.task = task
+                op = self._push_op(task, entry, given, range, hyper, landing, may_borrow=wait)
             op.after, op.completes = tasks_of(after), lease
             ops.append(op)
         if completes is not None:
             self._leased.note(completes, task, list(items))
         if is_one:
-            task.shape_result(landing.take)
+            task.shape_result(landings[key].take)  # type: ignore[index]
         else:
             task.shape_result(lambda: {name: landing.result for name, landing in landings.items()})
         return self._go(task, ops, wait, timeout)
@@ -211,6 +229,17 @@ class Store(Declaring):
         if recorder is not None and owned:
             recorder.note(Category.COPY, f"copy {entry.key.spec.name}", began, {"bytes": flat.nbytes})
         done = task.finish if landing is None else landing.finish
+        op = Op(entry.key, parts, None, None, self._freeing(owned, done, entry, task), owner=task)
+        if landing is not None:
+            op.pull, op.deliver, op.abandon = pieces, landing.deliver, landing.abandon
+        if hyper:
+            op.hyper = numbers_of(hyper)
+        return op
+
+    def _freeing(
+        self, owned: list[Block], done: Callable[[WindlassError | None], None], entry: Entry, task: Task
+    ) -> Callable[[WindlassError | None], None]:
+        """What ends a push: its memory is ours again, and if nobody hears of its error, the next call does."""
 
         def free_and_finish(error: WindlassError | None) -> None:
             # Every server has answered, if only to refuse; after any other failure this memory may still be read.
@@ -221,12 +250,55 @@ class Store(Declaring):
             if error is not None:
                 entry.failed.append(task)
 
-        op = Op(entry.key, parts, None, None, free_and_finish, owner=task)
+        return free_and_finish
+
+    def _push_rows_op(
+        self,
+        task: Task,
+        entry: TableEntry,
+        value: Any,
+        ids: Any,
+        hyper: Mapping[str, float] | None,
+        *,
+        landing: RowLanding | None = None,
+    ) -> Op:
+        """A push to one table; with a landing, the pull of the same ids rides on it."""
+        if value is None:
+            raise UsageError(f"push('{entry.name}'): expected rows, got None; has backward() run?")
+        like, flat = entry.ids(ids, "push")
+        rows = entry.rows(value, like, flat, check_finite=self.options.check_finite)
+        if entry.is_resting:
+            self._level(entry)
+        way = entry.route(flat)
+        pieces = entry.pieces(way)
+        blocks, owned = entry.packed(way, pieces, rows)
+        done = task.finish if landing is None else landing.finish
+        parts = entry.grouped(pieces, blocks)
+        op = Op(entry.key, parts, None, None, self._freeing(owned, done, entry, task), owner=task)
         if landing is not None:
             op.pull, op.deliver, op.abandon = pieces, landing.deliver, landing.abandon
+            op.ids = ids_of(blocks, pieces)
         if hyper:
             op.hyper = numbers_of(hyper)
         return op
+
+    def _pull_rows_op(self, task: Task, entry: TableEntry, ids: Any, out: Any) -> tuple[Op, RowLanding]:
+        like, flat = entry.ids(ids, "pull")
+        way = entry.route(flat)
+        landing = RowLanding(entry, way, like, out)
+        landing.task = task
+        pieces = entry.pieces(way)
+        blocks, owned = entry.wanted(way, pieces)
+
+        def free_and_finish(error: WindlassError | None) -> None:
+            if error is None or isinstance(error, UsageError):
+                for block in owned:
+                    self._client.hub.memory.free(block)
+            landing.finish(error)
+
+        op = Op(entry.key, None, pieces, landing.deliver, free_and_finish, owner=task)
+        op.ids, op.reads_newest, op.abandon = blocks, self.is_driver, landing.abandon
+        return op, landing
 
     def _checked(self, entry: Entry, value: Any, lo: int, hi: int, *, is_range: bool) -> Array:
         spec = entry.key.spec
@@ -296,6 +368,8 @@ class Store(Declaring):
         """An array of the key's shape in memory shared with the servers: what is pushed from it is not copied. After
         `push` it is the store's until the task is done; calls give two arrays by turns."""
         entry = self._entry(key)
+        if isinstance(entry, TableEntry):
+            raise UsageError(f"'{key}' is a table: only dense keys have buffers")
         return wrap(entry.buffer(), entry.like)
 
     def wait(self, *tasks: Task, timeout: float | None = None) -> None:
@@ -389,6 +463,8 @@ class Store(Declaring):
         landing.task = task
         pieces: Pieces = {0: ((0, 0, 0),)}
         op = Op(entry.key, None, pieces, landing.deliver, landing.finish, reads_newest=True, owner=task)
+        if isinstance(entry, TableEntry):
+            op.ids = {0: (Block(np.empty(0, np.uint8)),)}
         self._go(task, [op], True, None)
         return landing.version
 

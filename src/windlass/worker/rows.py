@@ -1,0 +1,204 @@
+"""Rows of tables on their way to the servers and back: every id once, and those of a slot side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from windlass._transport.base import Hub
+from windlass._wire.messages import Piece, Pulled
+from windlass.errors import UsageError, WindlassError
+from windlass.store.batch import Route, check_ids, check_rows_finite, expand_rows, merge_rows, route
+from windlass.store.reduce import Reducer
+from windlass.types import STORAGE, Array, Block, Bytes, TableSpec
+from windlass.worker.arrays import Like, as_bytes, fill, look, target, wrap
+from windlass.worker.entry import Entry
+from windlass.worker.ops import KeyInfo, Part
+from windlass.worker.split import Pieces
+from windlass.worker.task import Task
+
+ID_BYTES = 8
+PIECE_BYTES = 8 << 20
+"""How much of one slot a message carries, at most."""
+
+NUM_ROUTES = 4
+"""How many lists of ids a table remembers the way of: what is pulled is usually pushed to, a step or two later."""
+
+_LINE = 64
+
+
+class TableEntry(Entry):
+    """A table that this process uses."""
+
+    def __init__(self, key: KeyInfo, hub: Hub, table: TableSpec, reducer: Reducer) -> None:
+        super().__init__(key, "numpy", hub)
+        self.table, self.reducer = table, reducer
+        self.name, self.dim, self.dtype = key.spec.name, table.dim, key.spec.dtype
+        self.storage = STORAGE[self.dtype]
+        self._routes: tuple[tuple[Array, Route], ...] = ()
+
+    def ids(self, ids: Any, what: str) -> tuple[Like, Array]:
+        """The caller's ids, and as int64, flat. UsageError if they are none."""
+        if ids is None:
+            raise UsageError(f"{what}('{self.name}'): it is a table: say which rows, by ids=")
+        try:
+            like, flat = look(ids, f"{what}('{self.name}', ids=...)")
+        except TypeError:
+            raise UsageError(f"{what}('{self.name}'): ids must be whole numbers, got {type(ids).__name__}") from None
+        return like, check_ids(self.name, flat)
+
+    def rows(self, value: Any, like: Like, ids: Array, *, check_finite: bool) -> Array:
+        """The caller's rows, one for each id. UsageError if they are not."""
+        found, flat = look(value, f"push('{self.name}')")
+        expected = (*like.shape, self.dim)
+        if found.dtype != self.dtype and not (found.dtype == "uint16" and self.dtype == "bfloat16"):
+            raise UsageError(f"push('{self.name}'): expected rows of {self.dtype}, got {found.dtype}")
+        if found.shape != expected:
+            raise UsageError(
+                f"push('{self.name}'): expected shape {expected}, a row of {self.dim} for each id, got {found.shape}"
+            )
+        rows = flat.reshape(ids.size, self.dim)
+        if check_finite:
+            check_rows_finite(self.name, ids, rows, self.dtype)
+        return rows
+
+    def route(self, ids: Array) -> Route:
+        """Which slot each id goes to; remembered for the last few lists."""
+        for known, way in self._routes:
+            if known.size == ids.size and np.array_equal(known, ids):
+                return way
+        way = route(ids, self.key.num_slots)
+        self._routes = ((ids.copy(), way), *self._routes[: NUM_ROUTES - 1])
+        return way
+
+    def pieces(self, way: Route) -> Pieces:
+        """What every shard gets of it, or gives."""
+        step = max(1, PIECE_BYTES // (ID_BYTES + self.key.itemsize))
+        counts = np.diff(way.bounds).tolist()
+        found: dict[int, list[Piece]] = {shard: [] for shard in self.key.whole}
+        for slot, count in enumerate(counts):
+            if count:
+                pieces = found[self.key.shard_of(slot)]
+                pieces += [(slot, lo, min(count, lo + step)) for lo in range(0, count, step)]
+        return {shard: tuple(pieces) for shard, pieces in found.items()}
+
+    def wanted(self, way: Route, pieces: Pieces) -> tuple[dict[int, tuple[Block, ...]], list[Block]]:
+        """The ids of each piece, as a pull sends them; and the blocks to free when it is done."""
+        blocks, owned = self._allot(pieces, ID_BYTES)
+        for shard, wanted in pieces.items():
+            for (slot, lo, hi), block in zip(wanted, blocks[shard], strict=True):
+                start = way.bounds[slot]
+                block.array.view(np.int64)[:] = way.ids[start + lo : start + hi]
+        return blocks, owned
+
+    def packed(self, way: Route, pieces: Pieces, rows: Array) -> tuple[dict[int, tuple[Block, ...]], list[Block]]:
+        """The ids and rows of each piece, those of the same id reduced; and the blocks to free when it is done."""
+        merged = merge_rows(way, rows, dtype=self.dtype, reducer=self.reducer)
+        blocks, owned = self._allot(pieces, ID_BYTES + self.key.itemsize)
+        for shard, wanted in pieces.items():
+            for (slot, lo, hi), block in zip(wanted, blocks[shard], strict=True):
+                begin, end, cut = way.bounds[slot] + lo, way.bounds[slot] + hi, ID_BYTES * (hi - lo)
+                block.array[:cut].view(np.int64)[:] = way.ids[begin:end]
+                block.array[cut:].view(self.storage)[:] = merged[begin:end].reshape(-1)
+        return blocks, owned
+
+    def parts(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a table is not cut by ranges")
+
+    def grouped(self, pieces: Pieces, blocks: Mapping[int, tuple[Block, ...]]) -> dict[int, list[Part]]:
+        """One message for each shard where only references travel; else one for each piece."""
+        found: dict[int, list[Part]] = {}
+        for shard, wanted in pieces.items():
+            if self._shares(shard) or len(wanted) <= 1:
+                found[shard] = [(wanted, blocks[shard])]
+            else:
+                found[shard] = [((piece,), (block,)) for piece, block in zip(wanted, blocks[shard], strict=True)]
+        return found
+
+    def _shares(self, shard: int) -> bool:
+        head = self.key.head(shard)
+        return head is not None and self._hub.shares_memory_with(head)
+
+    def _allot(self, pieces: Pieces, width: int) -> tuple[dict[int, tuple[Block, ...]], list[Block]]:
+        """Memory for pieces of so many bytes an id: where the server can map it, if it is worth it."""
+        owned: list[Block] = []
+        blocks: dict[int, tuple[Block, ...]] = {}
+        for shard, wanted in pieces.items():
+            sizes = [(hi - lo) * width for _, lo, hi in wanted]
+            starts = np.cumsum([0, *(-(-size // _LINE) * _LINE for size in sizes)]).tolist()
+            if starts[-1] > self._hub.copied_bytes and self._shares(shard):
+                whole = self._hub.memory.allocate(_rounded(starts[-1]))
+                owned.append(whole)
+            else:
+                whole = Block(np.empty(starts[-1], np.uint8))
+            blocks[shard] = tuple(
+                Block(whole.array[start : start + size], whole.segment, whole.offset + start)
+                for start, size in zip(starts, sizes, strict=False)
+            )
+        return blocks, owned
+
+
+def _rounded(nbytes: int) -> int:
+    """A little more, so that batches of nearly the same size use the same memory again."""
+    grain = 1 << max(12, nbytes.bit_length() - 3)
+    return -(-nbytes // grain) * grain
+
+
+def ids_of(blocks: Mapping[int, tuple[Block, ...]], pieces: Pieces) -> dict[int, tuple[Block, ...]]:
+    """The ids at the beginning of each packed piece."""
+    found: dict[int, tuple[Block, ...]] = {}
+    for shard, wanted in pieces.items():
+        both = zip(wanted, blocks[shard], strict=True)
+        found[shard] = tuple(
+            Block(block.array[: ID_BYTES * (hi - lo)], block.segment, block.offset) for (_, lo, hi), block in both
+        )
+    return found
+
+
+class RowLanding:
+    """One pull of rows: `deliver` is called for each message that brings some, `finish` once."""
+
+    __slots__ = ("_bytes", "_like", "_out", "_rows", "_way", "entry", "result", "task", "version")
+
+    def __init__(self, entry: TableEntry, way: Route, like: Like, out: Any = None) -> None:
+        self.entry = entry
+        self.version = 0
+        self.result: Any = None
+        self.task: Task | None = None
+        self._way = way
+        self._like = Like(like.kind, entry.dtype, (*like.shape, entry.dim))
+        if out is not None:
+            target(out, self._like, entry.name)  # raises for what cannot be filled
+        self._out = out
+        self._rows = np.empty((way.ids.size, entry.dim), entry.storage)
+        self._bytes = as_bytes(self._rows.reshape(-1))
+
+    def deliver(self, pulled: Pulled, data: tuple[Bytes, ...], is_shared: bool) -> None:
+        self.version = max(self.version, pulled.version)
+        row_bytes, bounds = self.entry.key.itemsize, self._way.bounds
+        for (slot, lo, _), part in zip(pulled.pieces, data, strict=True):
+            begin = int(bounds[slot] + lo) * row_bytes
+            self._bytes[begin : begin + part.nbytes] = part
+
+    def finish(self, error: WindlassError | None) -> None:
+        if error is None:
+            self.result = self._make()
+        task, self.task = self.task, None
+        if task is not None:
+            task.finish(error)
+
+    def abandon(self) -> None:
+        """The caller has left: what still comes lands elsewhere."""
+        self._out = None
+
+    def take(self) -> Any:
+        return self.result
+
+    def _make(self) -> Any:
+        flat = expand_rows(self._way, self._rows).reshape(-1)
+        if self._out is None:
+            return wrap(flat, self._like)
+        fill(self._out, self._like, flat)
+        return self._out
