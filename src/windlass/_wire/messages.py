@@ -244,13 +244,15 @@ class Ack(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """Worker to head: read these pieces as they are after my first `clock` pushes. Of a table, the ids are data."""
+    """Worker to head: read these pieces as they are after my first `clock` pushes. Of a table, the ids are data. With
+    `ahead`, others have pushed as much as they must have when I have made so many more."""
 
     pull: int
     key: KeyId
     shard: int
     clock: int
     pieces: tuple[Piece, ...]
+    ahead: int = 0
 
 
 class Read(Message, frozen=True):

@@ -44,7 +44,7 @@ class Answers(ABC):
         if self.is_table and (told := self._read_at_once(peer, pull, data)):
             return told
         ids = [part.copy() for part in data] if self.is_table else None
-        self._wait_for(peer, pull.pull, pull.clock, pull.pieces, ids, rides=False)
+        self._wait_for(peer, pull.pull, pull.clock, pull.pieces, ids, rides=False, ahead=pull.ahead)
         effects: list[Effect] = []
         for number in dict.fromkeys(piece[0] for piece in pull.pieces):
             effects += self.answer_waiting(self.slots[number])
@@ -59,16 +59,17 @@ class Answers(ABC):
         ids: Sequence[Bytes] | None,
         *,
         rides: bool,
+        ahead: int = 0,
     ) -> None:
         for position, (number, lo, hi) in enumerate(pieces):
             wanted = None if ids is None else ids[position]
-            self.slots[number].waiting.append(Waiting(peer, pull, clock, lo, hi, rides, wanted))
+            self.slots[number].waiting.append(Waiting(peer, pull, clock, lo, hi, rides, wanted, ahead))
 
-    def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:
+    def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int, ahead: int = 0) -> Verdict:
         if slot.missing:
             return Verdict(False, "rank 0 has not given its first value")
         return may_pull(
-            self.spec.consistency, peer, clock, rounds=slot.rounds, clocks=self.clocks, live=self.crew
+            self.spec.consistency, peer, clock, rounds=slot.rounds, clocks=self.clocks, live=self.crew, ahead=ahead
         )
 
     @property
@@ -84,7 +85,7 @@ class Answers(ABC):
         effects: list[Effect] = []
         copies: dict[tuple[int, int], Block] = {}  # readers of the same small piece share one copy of it
         for waiting in slot.waiting:
-            if self.verdict(slot, waiting.peer, waiting.clock).admit:
+            if self.verdict(slot, waiting.peer, waiting.clock, waiting.ahead).admit:
                 effects.append(self._answer(slot, waiting, copies))
             else:
                 still.append(waiting)
@@ -123,7 +124,7 @@ class Answers(ABC):
     def _read_at_once(self, peer: Incarnation, pull: m.Pull, data: tuple[Bytes, ...]) -> list[Effect]:
         """All that was asked for, in as few messages as there can be, if all of it may be answered now."""
         slots = [self.slots[number] for number in dict.fromkeys(piece[0] for piece in pull.pieces)]
-        if not all(self.verdict(slot, peer, pull.clock).admit for slot in slots):
+        if not all(self.verdict(slot, peer, pull.clock, pull.ahead).admit for slot in slots):
             return []
         effects: list[Effect] = []
         some: list[tuple[m.Piece, Bytes]] = []

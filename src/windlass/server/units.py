@@ -29,6 +29,7 @@ class Waiting:
     hi: int
     rides: bool
     ids: Bytes | None = None  # of a table
+    ahead: int = 0
 
 
 @dataclass(slots=True)

@@ -155,7 +155,7 @@ def _pull(together: list[TableRows]) -> None:
         if now.setdefault(asked.module.table.name, asked) is not asked:
             later.append(asked)
     task = next(iter(now.values())).module.store.pull(
-        list(now), ids={name: asked.ids for name, asked in now.items()}, wait=False
+        list(now), ids={name: asked.ids for name, asked in now.items()}, ahead=together[0].depth, wait=False
     )
     for place, asked in enumerate(now.values()):
         asked.await_(task, place)

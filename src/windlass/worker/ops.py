@@ -76,6 +76,7 @@ class Op:
     after: tuple[Any, ...] = ()  # what must be done first: anything with `is_done` and `error`
     completes: Lease | None = None
     ids: dict[int, tuple[Block, ...]] | None = None  # of a table: those of every piece that is pulled
+    ahead: int = 0  # how many more own pushes what is pulled is used after
     reads_newest: bool = False  # a driver's read, ordered by the keeper
     owner: object = None  # the task it belongs to
     asked_at: float = 0.0

@@ -223,7 +223,7 @@ class WorkerState:
             left = [place for place, piece in enumerate(op.pull[shard]) if piece in op.unread[shard]]
             pieces = tuple(op.pull[shard][place] for place in left)
             ids = tuple(op.ids[shard][place] for place in left) if op.ids is not None else ()
-            pull = m.Pull(pull=op.number, key=key.id, shard=shard, clock=op.clock, pieces=pieces)
+            pull = m.Pull(pull=op.number, key=key.id, shard=shard, clock=op.clock, pieces=pieces, ahead=op.ahead)
             return [Send(head, pull, ids, priority=key.spec.priority)]
         parts = op.push[shard]
         rides = op.number if shard in op.unread else 0
