@@ -24,5 +24,5 @@ def store():
 @pytest.fixture(scope="module")
 def two():
     """Two workers and two servers, as threads."""
-    with wl.Cluster(engine="threads", servers=2, workers=2, timeout=20) as cluster:
+    with wl.Cluster(engine="threads", servers=2, workers=2, timeout=60) as cluster:
         yield cluster
