@@ -129,7 +129,8 @@ def make_tables(store: Store, plan: Plan) -> list[nn.Module]:
                 reduce="mean",  # over the workers, as the optimizer's
                 update=Adagrad(lr=plan.table_lr),
                 consistency=Bounded(plan.delay),
-                **({'filters': list(plan.filters)} if plan.filters else {}),
+                filters=list(plan.filters),
+                slots=4,  # 26 tables share the servers
             )
         )
         for field in range(FIELDS)
