@@ -159,8 +159,12 @@ def watched(store: wl.Store, tell: Any) -> Iterator[None]:
 
 
 def pushed(store: wl.Store) -> tuple[int, int] | None:
-    """Bytes pushed to tables, before and after their filters."""
-    return None
+    """Bytes of ids and gradients pushed to tables, and what they were after the filters; None without filters."""
+    told = [key for server in store.status()["servers"].values() for key in server["keys"].values()]
+    filters = [key["filters"] for key in told if key.get("filters")]
+    if not filters:
+        return None
+    return sum(each[0]["before"] for each in filters), sum(each[-1]["after"] for each in filters)
 
 
 def show(console: Console, result: Result) -> None:

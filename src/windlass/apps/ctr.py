@@ -148,16 +148,38 @@ def train(store: Store, plan: Plan) -> Outcome:
     loader = Loader(plan, rank, workers)
     test = plan.source.read(plan.samples, plan.samples + plan.tests, rank, workers)
     batches = prefetch(loader, model.lookups, depth=plan.depth) if plan.depth else loader
+    watch = Watch(lambda count, loss: store.push(PROGRESS, np.array([count, loss], np.float32)))
     scores: list[Floats] = []
-    seconds = 0.0
     for _ in range(plan.epochs):
         store.barrier()
-        began = time.perf_counter()
-        fit(model, optimizer, batches, lambda count, loss: store.push(PROGRESS, np.array([count, loss], np.float32)))
+        watch.begin()
+        fit(model, optimizer, batches, watch.step)
         store.barrier()  # every push is in what is tested now
-        seconds += time.perf_counter() - began
+        watch.end()
         scores.append(score(model, test, plan.batch_size))
-    return Outcome(len(loader) * loader.share * plan.epochs, seconds, scores, test.labels, test.truth)
+    return Outcome(watch.samples, watch.seconds, scores, test.labels, test.truth)
+
+
+class Watch:
+    """Counts samples and seconds of training, from the end of the first step on: that one makes and loads things."""
+
+    def __init__(self, tell: Callable[[int, float], Any]) -> None:
+        self.samples, self.seconds = 0, 0.0
+        self._tell, self._began, self._is_first = tell, 0.0, True
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+
+    def step(self, count: int, loss: float) -> None:
+        if self._is_first:
+            self._is_first = False
+            self.begin()
+        else:
+            self.samples += count
+        self._tell(count, loss)
+
+    def end(self) -> None:
+        self.seconds += time.perf_counter() - self._began
 
 
 def train_alone(plan: Plan, tell: Callable[[int, float], Any]) -> Outcome:
@@ -174,13 +196,14 @@ def train_alone(plan: Plan, tell: Callable[[int, float], Any]) -> Outcome:
         torch.optim.Adagrad([table.rows.weight for table in tables], lr=plan.table_lr),
         torch.optim.Adam(networks, lr=plan.lr),
     )
+    watch = Watch(tell)
     scores: list[Floats] = []
-    began = time.perf_counter()
     for _ in range(plan.epochs):
-        fit(model, both, loader, tell)
+        watch.begin()
+        fit(model, both, loader, watch.step)
+        watch.end()
         scores.append(score(model, test, plan.batch_size))
-    seconds = time.perf_counter() - began
-    return Outcome(len(loader) * loader.share * plan.epochs, seconds, scores, test.labels, test.truth)
+    return Outcome(watch.samples, watch.seconds, scores, test.labels, test.truth)
 
 
 def first_rows(plan: Plan, field: int) -> Callable[[Ids], Floats]:
