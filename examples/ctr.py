@@ -169,12 +169,15 @@ def pushed(store: wl.Store) -> tuple[int, int] | None:
 
 def show(console: Console, result: Result) -> None:
     best = "" if np.isnan(result.best_auc) else f" (the planted model: {result.best_auc:.4f})"
-    console.print(f"{result.name:12} {result.samples_per_second:>10,.0f} samples/s   AUC {result.auc:.4f}{best}")
+    console.print(
+        f"{result.name:12} {result.samples_per_second:>10,.0f} samples/s   AUC {result.auc:.4f}{best}", soft_wrap=True
+    )
     if result.traffic is not None:
         before, after = result.traffic
         console.print(
             f"{'':12} pushed to tables: {before / 1e6:.1f} MB of ids and gradients, sent as {after / 1e6:.1f} MB, "
-            f"{before / after:.2f}x less"
+            f"{before / after:.2f}x less",
+            soft_wrap=True,
         )
 
 
