@@ -72,7 +72,7 @@ def alone(first, second, data):
 
 
 def trained(store, consistency, steps, micro=1, name=""):
-    """This worker's part of the training, each of its parts of a batch in so many goes: what it began and ended with."""
+    """This worker's part of the training, its part of each batch in so many goes: what it began and ended with."""
     model = remote(store, consistency, name)
     begun = rows_of(model)
     optimizer = wl.torch.Optimizer(torch.optim.Adam(model.parameters(), lr=0.01), store)

@@ -48,7 +48,7 @@ class Clicks(NamedTuple):
         return len(self.labels)
 
     def take(self, rows: Ids | slice) -> Clicks:
-        return Clicks(*(each[rows] for each in self))
+        return Clicks(self.numbers[rows], self.ids[rows], self.labels[rows], self.truth[rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

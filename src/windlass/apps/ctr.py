@@ -218,7 +218,8 @@ class PlainTable(nn.Module):
     def __init__(self, ids: Ids, first: Callable[[Ids], Floats]) -> None:
         super().__init__()
         self._ids = torch.from_numpy(ids)
-        self.rows = nn.Embedding.from_pretrained(torch.from_numpy(first(ids)), freeze=False)
+        rows = torch.from_numpy(first(ids))
+        self.rows = nn.Embedding(*rows.shape, _weight=rows)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.rows(torch.searchsorted(self._ids, ids))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Recycle, Send
 from windlass.server.content import Content, DenseContent
+from windlass.server.deposits import by_rank
 from windlass.server.pins import Pins
 from windlass.server.rows import TableContent
 from windlass.server.shard import Shard
@@ -79,6 +80,9 @@ class Restoring:
             lost = f"the link broke while slot {restore.slot} of '{shard.spec.name}' was being loaded; load it again"
             return [Recycle(data), Send(peer, m.Refused(request=restore.request, is_usage=False, reason=lost))]
         arrays = join_arrays(parts[number] for number in sorted(parts))
+        if restore.slot == shard.spec.num_slots:
+            done = Send(peer, m.Done(request=restore.request))
+            return [Recycle(data), *shard.hand_out(by_rank(arrays, restore.meta)), done]
         unit = Restored(restore.slot, arrays, restore.meta, (peer, restore.request), restore.count)
         return [Recycle(data), *shard.restore(unit)]
 

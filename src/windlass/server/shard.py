@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -52,7 +53,7 @@ from windlass.server.units import (
     count_elements,
 )
 from windlass.store.parts import cut_arrays, join_arrays
-from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation, KeyId, KeySpec
+from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, KeySpec
 
 MAX_REFUSED = 64
 
@@ -104,6 +105,7 @@ class Shard(Crew, Freezes, Lessons):
         self._pins = host.pins
         self._memory = host.memory
         self._backlog = 0  # units handed out as Later and not done
+        self._residuals: dict[int, tuple[dict[str, Array], dict[str, Any]]] = {}  # by rank: out of a checkpoint
         self._errors: dict[tuple[Incarnation, int], str] = {}  # of pushes or rounds that have not ended
         self._refused: dict[tuple[Incarnation, int], str] = {}  # of the latest that ended so, to be told again
         self._ends: dict[tuple[Incarnation, int], End] = {}  # queued, not done
@@ -271,6 +273,24 @@ class Shard(Crew, Freezes, Lessons):
             effects.append(Send(peer, m.Done(request=request)))
         return effects + self.answer_waiting(slot) + self.answer_attaching()
 
+    def hand_out(self, residuals: dict[int, tuple[dict[str, Array], dict[str, Any]]]) -> list[Effect]:
+        """A checkpoint was loaded: every worker gets back what its rank had kept back, now or when it comes."""
+        self._residuals = residuals
+        return [effect for who in self.live for effect in self.residual_of(who)]
+
+    def residual_of(self, who: Incarnation) -> list[Effect]:
+        """What this worker is still to get back."""
+        arrays, meta = self._residuals.pop(self.members.rank(who), ({}, {}))
+        parts = list(cut_arrays(arrays))
+        return [
+            Send(
+                who,
+                m.Residual(key=self.id, name=name, dtype=str(array.dtype), meta=meta, part=number, parts=len(parts)),
+                (Block(array.view(np.uint8)),),
+            )
+            for number, (name, array) in enumerate(parts)
+        ]
+
     # --- pushes -----------------------------------------------------------------------------------------------------
 
     def push(self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...]) -> list[Effect]:
@@ -282,8 +302,7 @@ class Shard(Crew, Freezes, Lessons):
             return self._push_filtered(peer, push, data, self.decoder)
         if admission is Admission.NEXT:
             if push.pull:
-                ids = ids_of(push.pieces, data) if self.is_table else None
-                self._wait_for(peer, push.pull, push.clock, push.pieces, ids, rides=True)
+                self._wait_with(peer, push, data)
             staged = [(number, lo, hi, part) for (number, lo, hi), part in zip(push.pieces, data, strict=True)]
             return self.accept(peer, push, staged)
         again = self._answer_again(peer, push, data) if admission is Admission.DUPLICATE else []
@@ -293,6 +312,16 @@ class Shard(Crew, Freezes, Lessons):
         """Whether it is seen at a glance to be in order."""
         has_all = push.pieces == self.whole and len(data) == 1 and data[0].nbytes == self.whole_bytes
         return has_all and self.decoder is None and not push.filtered
+
+    def _wait_with(self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...]) -> None:
+        """A pull rides on this push."""
+        if self.is_table:
+            self._wait_for_rows(peer, self._ridden(push), ids_of(push.pieces, data), rides=True)
+        else:
+            self._wait_for(peer, push.pull, push.clock, push.pieces, rides=True)
+
+    def _ridden(self, push: m.Push) -> m.Pull:
+        return m.Pull(pull=push.pull, key=self.id, shard=self.number, clock=push.clock, pieces=push.pieces)
 
     def _push_filtered(
         self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...], decoder: Decoder
@@ -307,7 +336,7 @@ class Shard(Crew, Freezes, Lessons):
             asked = m.NeedIds(key=self.id, shard=self.number, clock=push.clock, part=push.part, digest=found.digest)
             return [Recycle(data), Send(peer, asked)]
         if push.pull:
-            self._wait_for(peer, push.pull, push.clock, push.pieces, None, rides=True)
+            self._wait_for(peer, push.pull, push.clock, push.pieces, rides=True)
         known = self.traffic or [0] * len(push.traffic)
         self.traffic = [one + more for one, more in zip(known, push.traffic, strict=False)]
         self.residuals[peer] = push.residual
@@ -326,8 +355,7 @@ class Shard(Crew, Freezes, Lessons):
         if push.pull and error:
             return [Send(peer, self._refusal(push.pull, push.clock, push.pieces, error))]
         if push.pull:
-            pull = m.Pull(pull=push.pull, key=self.id, shard=self.number, clock=push.clock, pieces=push.pieces)
-            return self.pull(peer, pull, ids_of(push.pieces, data) if self.is_table else ())
+            return self.pull(peer, self._ridden(push), ids_of(push.pieces, data) if self.is_table else ())
         if push.clock <= self.clocks.applied[peer]:
             return [Send(peer, self._ack(push.clock, error))]
         return []  # here but not applied yet: its ack comes with the others
@@ -346,8 +374,7 @@ class Shard(Crew, Freezes, Lessons):
         gone = f"'{self.spec.name}' was deleted"
         for slot in self.slots.values():
             for one in slot.waiting:
-                piece = (slot.number, one.lo, one.hi)
-                effects.append(Send(one.peer, self._refusal(one.pull, one.clock, (piece,), gone)))
+                effects.append(Send(one.peer, self._refusal(one.pull, one.clock, one.pieces(slot.number), gone)))
             slot.content.release()
         for end in self._ends.values():
             effects += [Send(who, self._ack(end.push[1], gone)) for who in end.acks]
@@ -401,11 +428,13 @@ class Shard(Crew, Freezes, Lessons):
             done = Send(order.writer, m.Done(request=order.request, detail=self.number))
             return [*self.log.seal(m.LogEntry(kind=m.Kind.WRITE)), done]
         effects: list[Effect] = []
-        ids = iter(order.ids)
+        if self.is_table:
+            both = zip(order.pieces, order.ids, strict=True)
+            rows = [(piece, np.frombuffer(ids, np.uint8)) for piece, ids in both if piece[0] in self.slots]
+            return self._answer_all(order.reader, order.pull, -1, rows)
         for number, lo, hi in order.pieces:
-            wanted = np.frombuffer(next(ids), np.uint8) if self.is_table else None
             if number in self.slots:
-                reader = Waiting(order.reader, order.pull, -1, lo, hi, False, wanted)
+                reader = Waiting(order.reader, order.pull, -1, lo, hi, False)
                 effects.append(self._answer(self.slots[number], reader, {}))
         return effects
 

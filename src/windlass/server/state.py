@@ -231,6 +231,10 @@ class ServerState:
                 return self._on_key(event, message)
             case m.Freeze() | m.Dump() | m.Restore():
                 return self._on_key(event, message)
+            case m.Deposited(key=key_id):
+                if (key := self.keys.get(key_id)) is not None and 0 in key.shards:
+                    key.shards[0].deposit(peer, message, event.data)
+                return [Recycle(event.data)]
             case m.Thaw(snapshot=snapshot):
                 self.freezer.thaw(peer, snapshot)
                 return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,17 @@ from windlass.types import Array, Bytes, Incarnation, KeyId
 UNSEEN = 1 << 62
 """The base of a slot that a learner has not been shown: no entry applies to it."""
 
+Rows = Sequence[tuple[m.Piece, Bytes]]
+"""Pieces of a table, and the ids of each."""
+
 ROUND = Incarnation(0)
 """In a unit of work: the push is nobody's own, it is a round."""
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A pull of one piece that cannot be answered yet. `rides` tells that it came with the push it follows."""
+    """A pull of one piece of a slot that cannot be answered yet, or of rows of a table, maybe of other slots, too.
+    `rides` tells that it came with the push it follows."""
 
     peer: Incarnation
     pull: int
@@ -28,8 +33,12 @@ class Waiting:
     lo: int
     hi: int
     rides: bool
-    ids: Bytes | None = None  # of a table
+    rows: Rows | None = None  # of a table
     ahead: int = 0
+
+    def pieces(self, slot: int) -> tuple[m.Piece, ...]:
+        """What it is answered with."""
+        return ((slot, self.lo, self.hi),) if self.rows is None else tuple(piece for piece, _ in self.rows)
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ class _Expand(torch.autograd.Function):
         return rows.index_select(0, indices)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         (indices,) = ctx.saved_tensors
         total = np.zeros((ctx.count, grad.shape[1]), np.float32)  # rows of other inputs get nothing from this one

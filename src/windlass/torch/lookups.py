@@ -50,7 +50,8 @@ class TableRows:
         self.pushes = RowGradients.of(self.module.store).pushes(self.module.table.name)
         skipped = len(first)
         self.ids = torch.from_numpy(way.ids[skipped:])
-        self.indices = list(torch.from_numpy(way.inverse[skipped:]).split([len(each) for each in self.inputs]))
+        indices, sizes = torch.from_numpy(way.inverse[skipped:]), [len(each) for each in self.inputs]
+        self.indices = list(torch.split(indices, sizes))  # type: ignore[no-untyped-call]
 
     def await_(self, task: Task, place: int) -> None:
         """What it asked for comes with this task, in this place."""
