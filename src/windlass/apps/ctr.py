@@ -219,7 +219,7 @@ class PlainTable(nn.Module):
         super().__init__()
         self._ids = torch.from_numpy(ids)
         rows = torch.from_numpy(first(ids))
-        self.rows = nn.Embedding(*rows.shape, _weight=rows)
+        self.rows = nn.Embedding(len(ids), rows.shape[1], _weight=rows)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.rows(torch.searchsorted(self._ids, ids))

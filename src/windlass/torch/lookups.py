@@ -51,7 +51,7 @@ class TableRows:
         skipped = len(first)
         self.ids = torch.from_numpy(way.ids[skipped:])
         indices, sizes = torch.from_numpy(way.inverse[skipped:]), [len(each) for each in self.inputs]
-        self.indices = list(torch.split(indices, sizes))  # type: ignore[no-untyped-call]
+        self.indices = list(torch.split(indices, sizes))
 
     def await_(self, task: Task, place: int) -> None:
         """What it asked for comes with this task, in this place."""
