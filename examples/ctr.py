@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import windlass as wl
 from windlass.apps.clicks import Source, auc, count_lines
+from windlass.apps.ctr import PROGRESS, Outcome, Plan, train, train_alone
 
 FILTERS = (wl.filters.IdCache(), wl.filters.Int8(block=64))
 WATCH_SECONDS = 0.2
@@ -65,8 +66,6 @@ def kinds(options: argparse.Namespace) -> list[str]:
 def run(options: argparse.Namespace, console: Console, kind: str) -> Result:
     plan = plan_of(options, FILTERS if kind == "filters" else ())
     if kind == "nn.Embedding":
-        from windlass.apps.ctr import train_alone
-
         plan.check(1)
         with bar(console, kind, plan.steps(1) * plan.batch_size * plan.epochs) as tell:
             done = [train_alone(plan, tell)]
@@ -76,20 +75,11 @@ def run(options: argparse.Namespace, console: Console, kind: str) -> Result:
         share = plan.batch_size // options.workers
         total = plan.steps(options.workers) * share * options.workers * plan.epochs
         with bar(console, kind, total) as tell, watched(cluster.store(), tell):
-            done = cluster.run(work, plan)
+            done = cluster.run(train, plan)
         return result_of(kind, done, pushed(cluster.store()))
 
 
-def work(store: wl.Store, plan: Any) -> Any:
-    """In a worker: the driver of a cluster does without torch."""
-    from windlass.apps.ctr import train
-
-    return train(store, plan)
-
-
-def plan_of(options: argparse.Namespace, filters: tuple[Any, ...]) -> Any:
-    from windlass.apps.ctr import Plan
-
+def plan_of(options: argparse.Namespace, filters: tuple[Any, ...]) -> Plan:
     source = Source(path=options.data, max_ids=options.ids, seed=options.seed)
     samples, tests = options.samples, options.tests
     if options.data is not None:
@@ -103,7 +93,7 @@ def plan_of(options: argparse.Namespace, filters: tuple[Any, ...]) -> Any:
     )  # fmt: skip
 
 
-def result_of(name: str, done: Sequence[Any], traffic: tuple[int, int] | None) -> Result:
+def result_of(name: str, done: Sequence[Outcome], traffic: tuple[int, int] | None) -> Result:
     scores, labels, truth = (
         np.concatenate(each) for each in zip(*((one.scores[-1], one.labels, one.truth) for one in done), strict=True)
     )
@@ -134,8 +124,6 @@ def bar(console: Console, name: str, samples: int) -> Iterator[Any]:
 @contextmanager
 def watched(store: wl.Store, tell: Any) -> Iterator[None]:
     """Look now and then how far the workers are."""
-    from windlass.apps.ctr import PROGRESS
-
     store.create(PROGRESS, np.zeros(2, np.float32), update="add", consistency=wl.Eventual())
     is_over = threading.Event()
 

@@ -1,23 +1,14 @@
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import pytest
 
 import windlass as wl
-from tests.torch_embedding.recording import Recording
-
-
-@contextmanager
-def fresh():
-    """A store that notes what it is asked."""
-    with wl.Store() as store:
-        yield Recording(store)
+from tests.torch_embedding.recording import recorded
 
 
 @pytest.fixture
 def store():
-    with fresh() as found:
+    with recorded() as found:
         yield found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import windlass as wl
@@ -39,6 +41,13 @@ class Recording:
 
     def verbs(self) -> list[str]:
         return [call.verb for call in self.calls]
+
+
+@contextmanager
+def recorded() -> Iterator[Recording]:
+    """A store of this process alone, which notes what it is asked."""
+    with wl.Store() as store:
+        yield Recording(store)
 
 
 def _call(verb: str, key: Any, ids: Any) -> Call:

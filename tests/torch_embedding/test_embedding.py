@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import windlass as wl
+from tests.torch_embedding.recording import recorded
 
 LR = 0.5
 
@@ -122,9 +123,7 @@ def test_any_int64_is_an_id_and_int32_will_do(store):
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_whatever_the_ids_each_different_one_is_pulled_once_and_gets_the_sum(data):
-    from tests.torch_embedding.conftest import fresh
-
-    with fresh() as store:
+    with recorded() as store:
         module = wl.torch.EmbeddingBag(store.make(), mode=data.draw(st.sampled_from(["sum", "mean"])),
                                        padding_idx=data.draw(st.sampled_from([None, 0])))  # fmt: skip
         ids = data.draw(st.lists(st.integers(0, 9), max_size=30))
@@ -262,6 +261,19 @@ def test_numbers_of_the_updater_can_be_set_for_each_step(store):
     torch.testing.assert_close(own_rows(module, 2), before - torch.tensor([[0.0], [1.1]]))
 
 
+def test_two_modules_over_one_table_are_one_push_and_must_agree(store):
+    table = store.make()
+    one, other = wl.torch.Embedding(table), wl.torch.EmbeddingBag(table, mode="sum")
+    before = own_rows(one, 2)
+    (one(torch.tensor([1])).sum() + other(torch.tensor([[1]])).sum()).backward()
+    assert store.verbs().count("push") == 1
+    torch.testing.assert_close(own_rows(one, 2), before - torch.tensor([[0.0], [2 * LR]]))
+    other.hyper = {"lr": 0.1}
+    with pytest.raises(wl.UsageError, match="'emb' is pushed to with different hyper"):
+        (one(torch.tensor([1])).sum() + other(torch.tensor([[1]])).sum()).backward()
+    assert store.verbs().count("push") == 1
+
+
 def test_a_gradient_of_the_gradient_goes_through(store):
     module = wl.torch.Embedding(store.make())
     weight = torch.ones(4, requires_grad=True)
@@ -288,6 +300,7 @@ def test_mistakes_are_named(store):
         (lambda: bag(ids.view(1, 2), None, torch.ones(1, 2)), "per_sample_weights are for mode 'sum'"),
         (lambda: wl.torch.lookup([rows]), r"lookup expects pairs \(module, ids\)"),
         (lambda: wl.torch.lookup([(nn.Embedding(2, 2), ids)]), "got Embedding"),
+        (lambda: wl.torch.lookup([(rows, (ids, torch.tensor([0])))]), "expected ids alone, got a tuple of 2"),
         (lambda: copy.deepcopy(rows), "a copy would train the same rows"),
         (lambda: pickle.dumps(bag), "cannot be pickled"),
     ]

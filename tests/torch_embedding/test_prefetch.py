@@ -71,6 +71,13 @@ def test_what_was_not_asked_for_ahead_is_pulled_as_always(store):
         assert store.verbs() == ["pull"]
 
 
+def test_ids_that_are_changed_after_they_were_asked_for_are_pulled(store):
+    module = wl.torch.Embedding(store.make())
+    for batch in wl.torch.prefetch([torch.tensor([1, 2])], lookups_of(module)):
+        batch += 10
+        assert torch.equal(module(batch), module.table.pull(ids=torch.tensor([11, 12])))
+
+
 def test_rows_of_a_batch_that_is_over_are_not_used_again(store):
     module = wl.torch.Embedding(store.make(init=0.0))
     ids = torch.tensor([1])

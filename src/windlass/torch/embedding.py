@@ -111,7 +111,11 @@ class Embedding(Remote):
         return look_up([(self, input)])[0]
 
     def combine(self, asked: TableRows, indices: torch.Tensor, given: tuple[Any, ...]) -> torch.Tensor:
-        (ids,) = given
+        ids, *others = given
+        if others:
+            raise UsageError(
+                f"{self.who}: expected ids alone, got a tuple of {len(given)}; offsets are for EmbeddingBag"
+            )
         device = ids.device if isinstance(ids, torch.Tensor) else torch.device("cpu")
         rows = asked.leaf(self, device)
         found = expand(rows, indices.to(device), scale_grad_by_freq=self.scale_grad_by_freq)
@@ -187,11 +191,12 @@ def lookup(lookups: Iterable[Lookup]) -> list[torch.Tensor]:
     `lookup(zip(model.tables, ids.unbind(1)))`: pairs of a module and its ids; for a bag with offsets, of a module and a
     tuple, `(ids, offsets)` or `(ids, offsets, per_sample_weights)`. Blocks. A table may come several times.
     """
-    pairs = [_checked(pair) for pair in lookups]
+    pairs = [checked(pair) for pair in lookups]
     return look_up(pairs)
 
 
-def _checked(pair: Any) -> Lookup:
+def checked(pair: Any) -> Lookup:
+    """One of the pairs that `lookup` takes; UsageError if it is none."""
     module = pair[0] if isinstance(pair, tuple) and len(pair) == 2 else pair
     if not isinstance(module, Remote) or module is pair:
         raise UsageError(

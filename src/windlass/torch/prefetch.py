@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from windlass.errors import UsageError
-from windlass.torch.embedding import Remote, _checked
+from windlass.torch.embedding import Remote, checked
 from windlass.torch.lookups import Ahead, Lookup, TableRows, ask, flat_ids
 from windlass.types import Bounded, Sequential
 from windlass.worker.batches import Batches
@@ -89,10 +89,11 @@ class Prefetch(Generic[BatchT]):
                 Ahead.of(store).ready = []
 
     def _ask(self, batch: BatchT) -> list[tuple[Store, list[TableRows]]]:
-        pairs = [_checked(pair) for pair in self._lookups(batch)]
+        pairs = [checked(pair) for pair in self._lookups(batch)]
         for module, _ in pairs:
             _check_consistency(module, self._depth)
-        asked = ask([(module, flat_ids(module, given)) for module, given in pairs], depth=self._depth)
+        # Copied: forward finds rows by the ids they were asked for with, whatever the script does to its batch.
+        asked = ask([(module, flat_ids(module, given).clone()) for module, given in pairs], depth=self._depth)
         found: dict[int, tuple[Store, dict[int, TableRows]]] = {}
         for rows, _ in asked:
             store = rows.module.store

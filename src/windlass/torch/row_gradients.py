@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from windlass.errors import UsageError
 from windlass.worker.store import Store
 
 _ATTRIBUTE = "_windlass_row_gradients"
@@ -88,21 +89,26 @@ class RowGradients:
             self._quiet -= 1
 
     def _push(self, gradients: list[RowGradient]) -> None:
-        """All in one push; one for each kind of `hyper`, where there are several."""
-        kinds: dict[Any, list[RowGradient]] = {}
+        """All in one push; one for each kind of `hyper`, where there are several. A table is in one of them only: two
+        pushes that complete the same batch would be taken for one."""
+        by_table: dict[str, list[RowGradient]] = {}
         for each in gradients:
-            kinds.setdefault(tuple(sorted(each.hyper.items())) if each.hyper else None, []).append(each)
-        for kind, alike in kinds.items():
-            by_table: dict[str, list[RowGradient]] = {}
-            for each in alike:
-                by_table.setdefault(each.table, []).append(each)
+            by_table.setdefault(each.table, []).append(each)
+        kinds: dict[Any, list[str]] = {}
+        for name, some in by_table.items():
+            hyper = some[0].hyper
+            if any(each.hyper != hyper for each in some):
+                told = " and ".join(str(each) for each in {id(one.hyper): one.hyper for one in some}.values())
+                raise UsageError(f"'{name}' is pushed to with different hyper, {told}: give all its modules the same")
+            kinds.setdefault(tuple(sorted(hyper.items())) if hyper else None, []).append(name)
+        for kind, names in kinds.items():
             self._store.push(
-                {name: _joined([each.rows for each in some]) for name, some in by_table.items()},
-                ids={name: _joined([each.ids for each in some]) for name, some in by_table.items()},
+                {name: _joined([each.rows for each in by_table[name]]) for name in names},
+                ids={name: _joined([each.ids for each in by_table[name]]) for name in names},
                 hyper=dict(kind) if kind else None,
                 completes=list(self._store.begun_batches) or None,
             )
-            for name in by_table:
+            for name in names:
                 self._pushes[name] = self._pushes.get(name, 0) + 1
 
 
