@@ -51,6 +51,7 @@ from windlass.server.units import (
     Unit,
     Waiting,
     count_elements,
+    unit_bytes,
 )
 from windlass.store.parts import cut_arrays, join_arrays
 from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, KeySpec
@@ -104,6 +105,7 @@ class Shard(Crew, Freezes, Lessons):
         self.early: list[Received] = []  # what came for the head before we knew that we are it
         self._pins = host.pins
         self._memory = host.memory
+        self._at_once_bytes = host.at_once_bytes
         self._backlog = 0  # units handed out as Later and not done
         self._residuals: dict[int, tuple[dict[str, Array], dict[str, Any]]] = {}  # by rank: out of a checkpoint
         self._errors: dict[tuple[Incarnation, int], str] = {}  # of pushes or rounds that have not ended
@@ -441,18 +443,20 @@ class Shard(Crew, Freezes, Lessons):
     # --- work on data -----------------------------------------------------------------------------------------------
 
     def queue(self, units: Sequence[Unit]) -> list[Effect]:
-        """Do the first unit that touches data and all that cost nothing; the rest comes back as Later."""
+        """Do the first unit that touches data, those after it that touch little, and all that cost nothing; the rest
+        comes back as Later."""
         effects: list[Effect] = []
-        may_touch = True
+        touched = -1  # bytes, once something is
         for unit in units:
             is_free = isinstance(unit, FREE)
-            if self._backlog or not (may_touch or is_free):
+            if self._backlog or not (is_free or touched < self._at_once_bytes):
                 self._backlog += 1
                 effects.append(Later((self, unit)))
                 if isinstance(unit, End):
                     self._ends[unit.push] = unit
             else:
-                may_touch = may_touch and is_free
+                if not is_free:
+                    touched = max(0, touched) + unit_bytes(unit)
                 effects += self._do(unit)
         return effects
 

@@ -63,7 +63,8 @@ class ServerState:
         self.pins = Pins(memory)
         self.freezer = self.freezer_kind(me, self.pins, memory)
         self._clock = Clock()
-        self._host = Host(me, memory, self.pins, self.members, self.freezer, self._clock, IdLists(), config.local)
+        shared = (memory, self.pins, self.members, self.freezer, self._clock, IdLists())
+        self._host = Host(me, *shared, config.local, config.at_once_bytes)
         self._linked: set[Incarnation] = set()
         self._early: dict[Incarnation, list[Received]] = {}
         self._restoring = Restoring()

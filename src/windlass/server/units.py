@@ -175,6 +175,11 @@ FREE = (End, Start, Rest, Mark, Freezing)
 """Units that touch no data."""
 
 
+def unit_bytes(unit: Unit) -> int:
+    """About how many bytes it touches; what is not known counts as many."""
+    return sum([piece[3].nbytes for piece in unit.pieces]) if isinstance(unit, Apply) else 1 << 62
+
+
 def count_given(push: m.Push) -> int:
     """How many elements a push was made of, filters or no filters."""
     return sum([hi - lo for _, lo, hi in push.pieces])
