@@ -215,6 +215,16 @@ def test_accumulated_gradients_are_one_push_of_their_sum(store):
     torch.testing.assert_close(own_rows(module, 20), plain.weight.detach())
 
 
+def test_what_was_accumulated_before_a_failure_is_dropped(store):
+    module = wl.torch.Embedding(store.make())
+    before = own_rows(module, 3)
+    with pytest.raises(RuntimeError, match="broken"), module.no_sync():
+        module(torch.tensor([1])).sum().backward()
+        raise RuntimeError("broken")
+    module(torch.tensor([2])).sum().backward()
+    torch.testing.assert_close(own_rows(module, 3), before - LR * torch.tensor([[0.0], [0], [1]]))
+
+
 def test_a_backward_that_fails_has_pushed_nothing(store):
     module = wl.torch.Embedding(store.make())
     before = own_rows(module, 3)

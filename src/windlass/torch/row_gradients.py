@@ -81,10 +81,14 @@ class RowGradients:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Inside it nothing leaves; the end of the next backward outside pushes the sum."""
+        """Inside it nothing leaves; the end of the next backward outside pushes the sum. What is held when an exception
+        leaves it is dropped."""
         self._quiet += 1
         try:
             yield
+        except BaseException:
+            self._held.clear()
+            raise
         finally:
             self._quiet -= 1
 
