@@ -130,7 +130,7 @@ def make_tables(store: Store, plan: Plan) -> list[nn.Module]:
                 update=Adagrad(lr=plan.table_lr),
                 consistency=Bounded(plan.delay),
                 filters=list(plan.filters),
-                slots=4,  # 26 tables share the servers
+                slots=2,  # there are 26 tables to spread over the servers
             )
         )
         for field in range(FIELDS)
