@@ -19,6 +19,7 @@ from windlass.server.log import COPIED_BYTES, Log
 from windlass.server.pins import Pins
 from windlass.server.rows import TableContent
 from windlass.server.units import HeldSlot, Rows, Waiting
+from windlass.store.batch import address
 from windlass.types import Block, Bytes, Incarnation, KeyId, KeySpec
 
 ANSWER_BYTES = 8 << 20
@@ -192,13 +193,14 @@ class Answers(ABC):
     def _answer_rows(self, peer: Incarnation, pull: int, clock: int, wanted: Rows) -> Send:
         block, pins = self._readable(peer, sum(hi - lo for (_, lo, hi), _ in wanted) * self.itemsize)
         data: list[Block] = []
-        begin = 0
+        begin, place = 0, address(block.array)
         for (number, lo, hi), ids in wanted:
             end = begin + (hi - lo) * self.itemsize
             content = self.slots[number].content
             assert isinstance(content, TableContent)
-            content.pull(ids, block.array[begin:end])
-            data.append(Block(block.array[begin:end], block.segment, block.offset + begin))
+            part = block.array[begin:end]
+            content.pull(ids, part, place + begin)
+            data.append(Block(part, block.segment, block.offset + begin))
             begin = end
         pulled = m.Pulled(
             pull=pull,

@@ -13,12 +13,13 @@ from windlass.server.rows import TableContent
 from windlass.server.shard import Shard
 from windlass.server.units import Restored
 from windlass.store.dense import DenseSlot, warm
+from windlass.store.large import LargePages
 from windlass.store.parts import join_arrays
 from windlass.store.reduce import Op, Reducer, resolve_reducer
 from windlass.store.table import TableSlot, warm_table
 from windlass.store.table_options import table_options
 from windlass.store.update import Fused, Updater, resolve_updater
-from windlass.types import Array, Bytes, Heap, Incarnation, KeyId, KeySpec, Memory, TableSpec
+from windlass.types import Array, Bytes, Incarnation, KeyId, KeySpec, Memory, TableSpec
 
 
 class Maker:
@@ -26,6 +27,7 @@ class Maker:
 
     def __init__(self, memory: Memory, local: Mapping[str, object], pins: Pins, me: Incarnation) -> None:
         self._memory, self._local, self._pins, self._me = memory, local, pins, me
+        self._rows = LargePages()
         self._warmed: set[tuple[str, str, str]] = set()
 
     def slots(self, place: m.Place, number: int) -> dict[int, Content]:
@@ -58,8 +60,8 @@ class Maker:
             warm_table(options, reducer, updater)
         mine = options.share(table.slots)
         # Nobody reads rows where they lie, so they are in memory of this process alone.
-        made = {slot: TableSlot(mine, reducer=reducer, updater=updater, memory=Heap()) for slot in numbers}
-        return {slot: TableContent(rows, spec.itemsize) for slot, rows in made.items()}
+        rows = {slot: TableSlot(mine, reducer=reducer, updater=updater, memory=self._rows) for slot in numbers}
+        return {slot: TableContent(each, spec.itemsize) for slot, each in rows.items()}
 
 
 class Restoring:
