@@ -66,6 +66,8 @@ def test_a_file_may_have_tabs_or_commas_titles_and_row_numbers(tmp_path, mark, t
     assert clicks.numbers[0] == pytest.approx(np.full(NUMBERS, np.log1p(3)))
     assert clicks.numbers[1, 1] == 0
     assert Source(path=path).read(1, 3).labels.tolist() == [0, 1]
+    path.write_text(path.read_text().rstrip("\n"))
+    assert count_lines(path) == len(Source(path=path).read(0, 10)) == 3
 
 
 @pytest.mark.parametrize(

@@ -218,9 +218,14 @@ def test_accumulated_gradients_are_one_push_of_their_sum(store):
 def test_what_was_accumulated_before_a_failure_is_dropped(store):
     module = wl.torch.Embedding(store.make())
     before = own_rows(module, 3)
-    with pytest.raises(RuntimeError, match="broken"), module.no_sync():
-        module(torch.tensor([1])).sum().backward()
-        raise RuntimeError("broken")
+
+    def accumulate_and_fail():
+        with module.no_sync():
+            module(torch.tensor([1])).sum().backward()
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        accumulate_and_fail()
     module(torch.tensor([2])).sum().backward()
     torch.testing.assert_close(own_rows(module, 3), before - LR * torch.tensor([[0.0], [0], [1]]))
 

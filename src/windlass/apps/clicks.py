@@ -7,7 +7,6 @@ known. Files are Criteo's own, tab- or comma-separated. No torch here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -193,13 +192,10 @@ def count_lines(path: Path) -> int:
     with open(path, "rb") as file:
         first = file.readline()
         has_titles = first[:1] not in (b"0", b"1") or first[1:2] not in (b"\t", b",")
-        ends = 1 + sum(block.count(b"\n") for block in _blocks(file))
-    return ends - int(has_titles)
-
-
-def _blocks(file: object) -> Iterator[bytes]:
-    while block := file.read(1 << 20):  # type: ignore[attr-defined]
-        yield block
+        ends, last = 1, first
+        while block := file.read(1 << 20):
+            ends, last = ends + block.count(b"\n"), block
+    return ends - int(has_titles) + int(not last.endswith(b"\n") and last is not first)
 
 
 # --- how good --------------------------------------------------------------------------------------------------------
