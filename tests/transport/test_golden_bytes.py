@@ -44,6 +44,7 @@ def test_a_message_without_data() -> None:
         (
             Pull(pull=5, key=KEY, shard=0, clock=3, pieces=((0, 0, 16),)),
             "97 a4 50 75 6c 6c 05 07 00 03 91 93 00 00 10 a0",
+            "98 a4 50 75 6c 6c 05 07 00 03 91 93 00 00 10 a0 00",
         ),
     ],
 )

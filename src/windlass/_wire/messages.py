@@ -275,7 +275,8 @@ class Ack(Message, frozen=True):
 
 class Pull(Message, frozen=True):
     """Worker to head: read these pieces as they are after my first `clock` pushes. Of a table, the ids are data; with a
-    `digest`, they are to be kept under it, or, where there is no data, those that are."""
+    `digest`, they are to be kept under it, or, where there is no data, those that are. With `ahead`, others have pushed
+    as much as they must have when I have made so many more."""
 
     pull: int
     key: KeyId
@@ -283,6 +284,7 @@ class Pull(Message, frozen=True):
     clock: int
     pieces: tuple[Piece, ...]
     digest: str = ""
+    ahead: int = 0
 
 
 class Read(Message, frozen=True):

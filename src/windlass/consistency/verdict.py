@@ -20,9 +20,17 @@ YES = Verdict(True)
 
 
 def may_pull(
-    consistency: Consistency, who: Incarnation, clock: int, *, rounds: int, clocks: Clocks, live: Iterable[Incarnation]
+    consistency: Consistency,
+    who: Incarnation,
+    clock: int,
+    *,
+    rounds: int,
+    clocks: Clocks,
+    live: Iterable[Incarnation],
+    ahead: int = 0,
 ) -> Verdict:
-    """Judge a pull by `who` after its first `clock` pushes. `rounds` is how many are in the slot it reads."""
+    """Judge a pull by `who` after its first `clock` pushes. `rounds` is how many are in the slot it reads. What is read
+    `ahead` is for use after so many more pushes: nobody may be further behind then."""
     match consistency:
         case Sequential():
             if rounds < clock:
@@ -33,8 +41,8 @@ def may_pull(
             if own < clock:
                 return Verdict(False, f"{own} of its own {clock} pushes are in")
             lowest, slowest = clocks.lowest(live)
-            if slowest is not None and lowest < clock - delay:
-                return Verdict(False, f"it leads {slowest} by {clock - lowest}, delay is {delay}")
+            if slowest is not None and lowest < clock + ahead - delay:
+                return Verdict(False, f"it leads {slowest} by {clock + ahead - lowest}, delay is {delay}")
             return YES
         case Eventual():
             own = clocks.applied.get(who, 0)

@@ -186,5 +186,5 @@ def _norm(values: Array) -> float:
     total = 0.0
     for lo in range(0, values.size, _PIECE):
         part = values[lo : lo + _PIECE].astype(np.float64)
-        total += float(part @ part)
+        total += float(np.square(part, out=part).sum())  # not part @ part: the threads of BLAS wait for busy cores
     return math.sqrt(total)

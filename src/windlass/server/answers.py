@@ -59,21 +59,30 @@ class Answers(ABC):
         if self.is_table:
             self._wait_for_rows(peer, pull, [part.copy() for part in data])
             return []
-        self._wait_for(peer, pull.pull, pull.clock, pull.pieces, rides=False)
+        self._wait_for(peer, pull.pull, pull.clock, pull.pieces, rides=False, ahead=pull.ahead)
         effects: list[Effect] = []
         for number in dict.fromkeys(piece[0] for piece in pull.pieces):
             effects += self.answer_waiting(self.slots[number])
         return effects
 
-    def _wait_for(self, peer: Incarnation, pull: int, clock: int, pieces: tuple[m.Piece, ...], *, rides: bool) -> None:
+    def _wait_for(
+        self,
+        peer: Incarnation,
+        pull: int,
+        clock: int,
+        pieces: tuple[m.Piece, ...],
+        *,
+        rides: bool,
+        ahead: int = 0,
+    ) -> None:
         for number, lo, hi in pieces:
-            self.slots[number].waiting.append(Waiting(peer, pull, clock, lo, hi, rides))
+            self.slots[number].waiting.append(Waiting(peer, pull, clock, lo, hi, rides, ahead=ahead))
 
-    def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:
+    def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int, ahead: int = 0) -> Verdict:
         if slot.missing:
             return Verdict(False, "rank 0 has not given its first value")
         return may_pull(
-            self.spec.consistency, peer, clock, rounds=slot.rounds, clocks=self.clocks, live=self.crew
+            self.spec.consistency, peer, clock, rounds=slot.rounds, clocks=self.clocks, live=self.crew, ahead=ahead
         )
 
     @property
@@ -89,9 +98,9 @@ class Answers(ABC):
         effects: list[Effect] = []
         copies: dict[tuple[int, int], Block] = {}  # readers of the same small piece share one copy of it
         for waiting in slot.waiting:
-            if waiting.rows is not None and self._may_read(waiting.peer, waiting.clock, waiting.rows):
+            if waiting.rows is not None and self._may_read(waiting.peer, waiting.clock, waiting.rows, waiting.ahead):
                 effects += self._answer_all(waiting.peer, waiting.pull, waiting.clock, waiting.rows)
-            elif waiting.rows is None and self.verdict(slot, waiting.peer, waiting.clock).admit:
+            elif waiting.rows is None and self.verdict(slot, waiting.peer, waiting.clock, waiting.ahead).admit:
                 effects.append(self._answer(slot, waiting, copies))
             else:
                 still.append(waiting)
@@ -152,16 +161,18 @@ class Answers(ABC):
         rows = list(zip(pull.pieces, ids, strict=True))
         if rows:
             slot = self.slots[max(piece[0] for piece in pull.pieces)]
-            slot.waiting.append(Waiting(peer, pull.pull, pull.clock, 0, 0, rides, rows))
+            slot.waiting.append(Waiting(peer, pull.pull, pull.clock, 0, 0, rides, rows, pull.ahead))
 
-    def _may_read(self, peer: Incarnation, clock: int, rows: Rows) -> bool:
+    def _may_read(self, peer: Incarnation, clock: int, rows: Rows, ahead: int) -> bool:
         slots = {piece[0] for piece, _ in rows}
-        return all(self.verdict(self.slots[number], peer, clock).admit for number in slots)
+        return all(self.verdict(self.slots[number], peer, clock, ahead).admit for number in slots)
 
     def _read_at_once(self, peer: Incarnation, pull: m.Pull, data: tuple[Bytes, ...]) -> list[Effect]:
         """All that was asked for, if all of it may be answered now."""
         rows = list(zip(pull.pieces, data, strict=True))
-        return self._answer_all(peer, pull.pull, pull.clock, rows) if self._may_read(peer, pull.clock, rows) else []
+        if not self._may_read(peer, pull.clock, rows, pull.ahead):
+            return []
+        return self._answer_all(peer, pull.pull, pull.clock, rows)
 
     def _answer_all(self, peer: Incarnation, pull: int, clock: int, rows: Rows) -> list[Effect]:
         """In as few messages as there can be."""

@@ -294,8 +294,8 @@ class SequentialShard(Shard):
         self.rounds.close(entry.members, entry.error if entry.is_refused else "")
         return [End((ROUND, entry.clock), entry.members, (), entry, is_followed=True)]
 
-    def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:
-        return YES if slot.rounds >= clock and not slot.missing else super().verdict(slot, peer, clock)
+    def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int, ahead: int = 0) -> Verdict:
+        return YES if slot.rounds >= clock and not slot.missing else super().verdict(slot, peer, clock, ahead)
 
     def applied(self, slot: HeldSlot, unit: Apply) -> None:
         slot.rounds = unit.push[1]

@@ -34,6 +34,7 @@ class Waiting:
     hi: int
     rides: bool
     rows: Rows | None = None  # of a table
+    ahead: int = 0
 
     def pieces(self, slot: int) -> tuple[m.Piece, ...]:
         """What it is answered with."""

@@ -73,17 +73,17 @@ class DropsMember(ServerState):
 
 
 class _PullsEarlyInRound(SequentialShard):
-    def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:
-        return super().verdict(slot, peer, max(0, clock - 1))
+    def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int, ahead: int = 0) -> Verdict:
+        return super().verdict(slot, peer, max(0, clock - 1), ahead)
 
 
 class _PullsEarlyOnArrival(ArrivalShard):
-    def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:
+    def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int, ahead: int = 0) -> Verdict:
         policy = self.spec.consistency
         if slot.missing or not isinstance(policy, Bounded):
-            return super().verdict(slot, peer, clock)
+            return super().verdict(slot, peer, clock, ahead)
         lax = Bounded(policy.delay + 1)
-        return may_pull(lax, peer, clock, rounds=slot.rounds, clocks=self.clocks, live=self.crew)
+        return may_pull(lax, peer, clock, rounds=slot.rounds, clocks=self.clocks, live=self.crew, ahead=ahead)
 
 
 class AnswersEarly(ServerState):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
 from windlass.torch.buckets import BUCKET_BYTES
 from windlass.torch.joining import store_for
+from windlass.torch.row_gradients import RowGradients
 from windlass.torch.serving import Serving
 from windlass.torch.shared_model import SharedModel, TrainingOptions
 from windlass.torch.telling import rank_0s
@@ -98,9 +100,12 @@ class Optimizer(torch.optim.Optimizer):
         """What the names of its keys begin with."""
         return self._model.options.name
 
+    @contextmanager
     def no_sync(self) -> Any:
-        """Inside it, backward only accumulates gradients; nothing leaves. The next backward outside sends their sum."""
-        return self._backward.quiet()
+        """Inside it, backward only accumulates gradients, those of the store's tables, too; nothing leaves. The next
+        backward outside sends their sum."""
+        with self._backward.quiet(), RowGradients.of(self.store).hold():
+            yield
 
     def step(
         self, closure: Callable[[], Any] | None = None, *, completes: Batch | Sequence[Batch] | None = None

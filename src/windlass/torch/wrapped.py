@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
 from windlass.torch.buckets import BUCKET_BYTES
 from windlass.torch.joining import store_for
+from windlass.torch.row_gradients import RowGradients
 from windlass.torch.shared_model import SharedModel, TrainingOptions
 from windlass.types import Sequential
 from windlass.worker.store import Store
@@ -66,9 +68,12 @@ class Wrapped(nn.Module):
             raise UsageError(f"another model took over the name '{self._shared.options.name}': give each its own name=")
         return self.module(*args, **kwargs)
 
+    @contextmanager
     def no_sync(self) -> Any:
-        """Inside it, backward only accumulates gradients. The next backward outside averages their sum."""
-        return self._backward.quiet()
+        """Inside it, backward only accumulates gradients, those of the store's tables, too. The next backward outside
+        averages their sum."""
+        with self._backward.quiet(), RowGradients.of(self.store).hold():
+            yield
 
     def share_buffers(self) -> None:
         """Give every worker rank 0's buffers (batch-norm statistics). Every worker calls it; blocks."""

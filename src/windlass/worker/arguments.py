@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from windlass.errors import UsageError
-from windlass.types import Consistency, Sequential, check_consistency
+from windlass.types import Bounded, Consistency, Eventual, KeySpec, Sequential, check_consistency
 from windlass.worker.task import Task
 
 MAX_NAME_BYTES = 512
@@ -56,6 +56,18 @@ def check_batches(dataset_size: object, batch_size: object, epochs: object, glob
     if type(global_batch) is not int or global_batch < batch_size or global_batch % batch_size:
         raise UsageError(f"global_batch expects a multiple of batch_size ({batch_size}), got {global_batch!r:.60}")
     return global_batch // batch_size
+
+
+def check_ahead(spec: KeySpec, ahead: object) -> None:
+    """UsageError where what is read so many pushes ahead could miss more than the key allows."""
+    if type(ahead) is not int or ahead < 0:
+        raise UsageError(f"ahead expects a whole number of pushes, got {ahead!r:.60}")
+    allowed = spec.consistency.delay if isinstance(spec.consistency, Bounded) else 0
+    if ahead > allowed and not isinstance(spec.consistency, Eventual):
+        raise UsageError(
+            f"'{spec.name}' is {spec.consistency}, and what is read {ahead} pushes ahead misses them: declare it with "
+            f"consistency=wl.Bounded({ahead}) or more"
+        )
 
 
 def tasks_of(after: Iterable[Task]) -> tuple[Task, ...]:

@@ -142,6 +142,7 @@ class Op:
     ids: dict[int, tuple[Block, ...]] | None = None  # of a table: those of every piece that is pulled
     digests: dict[int, str] = field(default_factory=dict)  # of a table: what its shards are to call their ids
     known: set[int] = field(default_factory=set)  # shards that are believed to have them
+    ahead: int = 0  # how many more own pushes what is pulled is used after
     reads_newest: bool = False  # a driver's read, ordered by the keeper
     owner: object = None  # the task it belongs to
     asked_at: float = 0.0
@@ -174,7 +175,13 @@ class Op:
         if digest and shard in self.known:
             ids = ()
         pull = m.Pull(
-            pull=self.number, key=self.key.id, shard=shard, clock=self.clock, pieces=pieces, digest=digest
+            pull=self.number,
+            key=self.key.id,
+            shard=shard,
+            clock=self.clock,
+            pieces=pieces,
+            digest=digest,
+            ahead=self.ahead,
         )
         return [(pull, ids)]
 

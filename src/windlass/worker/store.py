@@ -22,6 +22,7 @@ from windlass.types import (
 )
 from windlass.worker import checkpoint
 from windlass.worker.arguments import (
+    check_ahead,
     check_batches,
     ids_by_key,
     items_of,
@@ -109,6 +110,7 @@ class Store(Tables):
         out: Any = None,
         view: bool = False,
         after: Iterable[Task] = (),
+        ahead: int = 0,
         wait: bool = True,
         timeout: float | None = None,
     ) -> Any:
@@ -120,6 +122,9 @@ class Store(Tables):
 
         Of a table, it is a row for each of `ids` (a mapping, with many keys), of their kind; what nobody has pushed to
         is read as it would start. `range=(lo, hi)` gives (ids, rows) of those ids that have a row, and always waits.
+
+        `ahead=n` is for reading early what is used after n more own pushes: it misses those, and of the others' no more
+        than a pull at that time might. A bounded key must allow for n; a sequential one allows none.
         """
         if not isinstance(key, str | Sequence):
             raise UsageError(f"a key is a string, got {type(key).__name__}")
@@ -151,6 +156,10 @@ class Store(Tables):
             op = Op(entry.key, None, split(entry.key, *span), landing.deliver, landing.finish, None, waits, owner=task)
             op.reads_newest, op.abandon = self.is_driver, landing.abandon
             ops.append(op)
+        if ahead:
+            for op in ops:
+                check_ahead(op.key.spec, ahead)
+                op.ahead = ahead
         is_one = isinstance(key, str)
         task.shape_result(landings[0].take if is_one else lambda: [landing.result for landing in landings])
         return self._go(task, ops, wait, timeout)
