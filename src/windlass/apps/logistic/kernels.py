@@ -1,0 +1,235 @@
+"""The loops over a worker's examples.
+
+They lie in memory by columns: column j has the rows `rows[starts[j]:starts[j + 1]]`, each with its value. Of every row
+its *margin* is kept, the sum of weight times value, and what follows from it: its *slope*, the derivative of its loss
+by the margin, and its *bend*, the second derivative. When weights change, the margins of the rows that have those
+features follow.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from windlass.store.kernels import jit
+from windlass.types import Array
+
+_SHIFT = np.uint64(32)
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+# --- laying out by columns --------------------------------------------------------------------------------------------
+
+
+@jit
+def number(ids: Array, lowest: int, places: Array, found: Array, numbers: Array) -> int:
+    """Number the different ids, in rising order: `found` are the ids, `numbers` which of them each one is. `places` are
+    zeros, one for each id from `lowest` on. Returns how many there are."""
+    for i in range(ids.size):
+        places[ids[i] - lowest] = 1
+    count = 0
+    for place in range(places.size):
+        if places[place]:
+            found[count] = place + lowest
+            places[place] = count
+            count += 1
+    for i in range(ids.size):
+        numbers[i] = places[ids[i] - lowest]
+    return count
+
+
+@jit
+def weigh(numbers: Array, values: Array, masses: Array, counts: Array) -> None:
+    """Of each feature, the sum of its values' magnitudes, and how many there are."""
+    for i in range(numbers.size):
+        masses[numbers[i]] += abs(values[i])
+        counts[numbers[i]] += 1
+
+
+@jit
+def deal(ids: Array, blocks: Array, num_blocks: int) -> None:
+    """The block of each id, by a hash: the same for every worker."""
+    for i in range(ids.size):
+        given = np.uint64(ids[i])
+        hashed = (given ^ (given >> _SHIFT)) * _FACTOR
+        blocks[i] = ((hashed >> _SHIFT) * np.uint64(num_blocks)) >> _SHIFT
+
+
+@jit
+def transpose(
+    given: Array, numbers: Array, values: Array, places: Array, cursors: Array, rows: Array, into: Array
+) -> None:
+    """Rows to columns: the feature with number k goes to column places[k], or nowhere if that is -1. `cursors` are
+    where each column begins."""
+    for row in range(given.size - 1):
+        for i in range(given[row], given[row + 1]):
+            column = places[numbers[i]]
+            if column >= 0:
+                at = cursors[column]
+                rows[at], into[at] = row, values[i]
+                cursors[column] = at + 1
+
+
+# --- margins ----------------------------------------------------------------------------------------------------------
+
+
+@jit
+def _bend_row(row: int, margins: Array, labels: Array, slopes: Array, bends: Array) -> None:
+    label = labels[row]
+    # The chance of the other label, in a way that overflows on neither side.
+    chance = 1.0 / (1.0 + math.exp(min(label * margins[row], 700.0)))
+    slopes[row] = -label * chance
+    bends[row] = chance * (1.0 - chance)
+
+
+@jit
+def bend(margins: Array, labels: Array, slopes: Array, bends: Array) -> None:
+    """The slope and the bend of every row."""
+    for row in range(margins.size):
+        _bend_row(row, margins, labels, slopes, bends)
+
+
+@jit
+def losses(margins: Array, ways: Array, labels: Array, leads: Array, found: Array) -> None:
+    """The loss with the margins as they are, and further on by each lead times its row's way."""
+    found[:] = 0.0
+    for row in range(margins.size):
+        here, way = labels[row] * margins[row], labels[row] * ways[row]
+        for k in range(leads.size):
+            lead = here + leads[k] * way
+            found[k] += math.log1p(math.exp(-lead)) if lead > 0 else math.log1p(math.exp(lead)) - lead
+
+
+@jit
+def add_columns(chosen: Array, steps: Array, starts: Array, rows: Array, values: Array, sums: Array) -> None:
+    """Add to each row's sum the values of the chosen columns, times their steps."""
+    for k in range(chosen.size):
+        for at in range(starts[chosen[k]], starts[chosen[k] + 1]):
+            sums[rows[at]] += values[at] * steps[k]
+
+
+@jit
+def shift(margins: Array, by: float) -> None:
+    for row in range(margins.size):
+        margins[row] += by
+
+
+@jit
+def move(
+    chosen: Array,
+    steps: Array,
+    starts: Array,
+    rows: Array,
+    values: Array,
+    margins: Array,
+    marks: Array,
+    touched: Array,
+) -> int:
+    """The weights of the chosen columns change by `steps`: so do the margins. `marks` are False, and are again in the
+    end; `touched` gets the rows that it concerns. Returns how many they are."""
+    count = 0
+    for k in range(chosen.size):
+        step = steps[k]
+        if step == 0.0:
+            continue
+        column = chosen[k]
+        for at in range(starts[column], starts[column + 1]):
+            row = rows[at]
+            margins[row] += values[at] * step
+            if not marks[row]:
+                marks[row] = True
+                touched[count] = row
+                count += 1
+    for k in range(count):
+        marks[touched[k]] = False
+    return count
+
+
+@jit
+def bend_some(touched: Array, margins: Array, labels: Array, slopes: Array, bends: Array) -> None:
+    for k in range(touched.size):
+        _bend_row(touched[k], margins, labels, slopes, bends)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+@jit
+def gradient(starts: Array, rows: Array, values: Array, slopes: Array, found: Array) -> None:
+    """The derivative of the loss by the weight of every column."""
+    for column in range(found.size):
+        total = 0.0
+        for at in range(starts[column], starts[column + 1]):
+            total += values[at] * slopes[rows[at]]
+        found[column] = total
+
+
+@jit
+def bound(starts: Array, rows: Array, values: Array, sums: Array, found: Array) -> None:
+    """How large the second derivative by a weight counts if all weights move at once: a bend is at most 1/4, and the
+    magnitudes of a row add up to `sums`."""
+    for column in range(found.size):
+        total = 0.0
+        for at in range(starts[column], starts[column + 1]):
+            total += abs(values[at]) * sums[rows[at]]
+        found[column] = total / 4
+
+
+@jit
+def add_rows(starts: Array, rows: Array, values: Array, sums: Array) -> None:
+    """Add each row's magnitudes."""
+    for at in range(starts[-1]):
+        sums[rows[at]] += abs(values[at])
+
+
+@jit
+def survey(
+    chosen: Array,
+    starts: Array,
+    rows: Array,
+    values: Array,
+    slopes: Array,
+    bends: Array,
+    loads: Array,
+    caution: float,
+    found: Array,
+) -> None:
+    """For each of the chosen columns, which move together, the derivative of the loss by its weight, and how large the
+    second derivative counts.
+
+    Alone, a weight's second derivative is the sum of bend times value². Where other chosen features are in the same
+    row, the magnitudes of their values count as well, times `caution`. With 1 this bounds the whole matrix of second
+    derivatives by its diagonal (Gershgorin); features that do not pull in one direction need less. `loads` are zeros,
+    and are again in the end."""
+    for k in range(chosen.size):
+        for at in range(starts[chosen[k]], starts[chosen[k] + 1]):
+            loads[rows[at]] += abs(values[at])
+    for k in range(chosen.size):
+        slope, weight = 0.0, 0.0
+        for at in range(starts[chosen[k]], starts[chosen[k] + 1]):
+            row, value = rows[at], values[at]
+            slope += value * slopes[row]
+            size = abs(value)
+            weight += bends[row] * size * (size + caution * (loads[row] - size))
+        found[k, 0], found[k, 1] = slope, weight
+    for k in range(chosen.size):
+        for at in range(starts[chosen[k]], starts[chosen[k] + 1]):
+            loads[rows[at]] = 0
+
+
+# --- predicting -------------------------------------------------------------------------------------------------------
+
+
+@jit
+def score(starts: Array, ids: Array, values: Array, known: Array, weights: Array, found: Array) -> None:
+    """The margin of each row, by weights of `known` ids in rising order; others weigh 0."""
+    for row in range(found.size):
+        total = 0.0
+        for at in range(starts[row], starts[row + 1]):
+            place = np.searchsorted(known, ids[at])
+            if place < known.size and known[place] == ids[at]:
+                total += values[at] * weights[place]
+        found[row] += total
+
+

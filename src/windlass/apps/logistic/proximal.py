@@ -1,0 +1,100 @@
+"""How servers update the weights: a step down the gradient, then towards 0 by the L1 penalty.
+
+A worker pushes by how much its part of the gradient has changed since it pushed last; the server adds that to what it
+has. So the gradient that it steps along is that of all examples, whoever pushed last, under every consistency: exact
+where workers push in rounds, else with parts that are a little old.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from windlass.store.updater import Updater, require, require_finite
+from windlass.types import Array
+
+_FLATTEST = np.float32(1e-6)
+"""A second derivative counts at least so much, where all that there is of a feature has margins far from 0."""
+
+_FIRST_RADIUS = np.float32(1)
+
+
+def shrink(value: Array, by: float) -> Array:
+    """Towards 0, and no further than to it."""
+    found: Array = np.sign(value) * np.maximum(np.abs(value) - value.dtype.type(by), 0)
+    return found
+
+
+def led(value: Array, last: Array, lead: float) -> Array:
+    """Where a step begins: as far beyond the value as `lead` times its way from the last one, if both are on the same
+    side of 0. Workers, who compute the gradient there, and servers come to the same numbers."""
+    ahead: Array = value + value.dtype.type(lead) * (value - last)
+    return np.where(value * last > 0, ahead, value)
+
+
+@dataclass(frozen=True)
+class Proximal(Updater):
+    """For algorithm 1. An element is a weight times what its second derivative never exceeds, so that one step and one
+    threshold suit all of them; pushes are changes of the gradient. `lead` is momentum: see `led`."""
+
+    l1: float = 0.0
+    lr: float = 1.0
+    lead: float = 0.0
+
+    state: ClassVar[tuple[str, ...]] = ("gradient", "last")
+
+    def __post_init__(self) -> None:
+        require_finite(self, "l1", "lr", "lead")
+        require(self.lr > 0, self, "lr", "above 0")
+
+    @property
+    def counts_steps(self) -> bool:
+        return False
+
+    def update(self, value: Array, grad: Array, state: dict[str, Array], step: int) -> None:
+        gradient, last = state["gradient"], state["last"]
+        gradient += grad
+        base = led(value, last, self.lead)
+        last[:] = value
+        value[:] = shrink(base - value.dtype.type(self.lr) * gradient, self.lr * self.l1)
+
+
+@dataclass(frozen=True)
+class BlockProximal(Updater):
+    """For algorithm 3. A row is (weight, gradient); pushed are changes of (gradient, second derivative). The weight
+    moves to the least of the parabola that these make, and of the penalty; never further than its radius, which doubles
+    what it moved last: a parabola is only good nearby. `lead` is momentum: see `led`.
+
+    The gradient of a row tells whoever pulls it how far the weight, if it is 0, is from leaving 0."""
+
+    l1: float = 0.0
+    lr: float = 1.0
+    lead: float = 0.0
+
+    state: ClassVar[tuple[str, ...]] = ("sums", "moves")
+    """The sums of what was pushed; the radius, and the weight before the last update."""
+
+    def __post_init__(self) -> None:
+        require_finite(self, "l1", "lr", "lead")
+        require(self.lr > 0, self, "lr", "above 0")
+
+    @property
+    def counts_steps(self) -> bool:
+        return False
+
+    def update(self, value: Array, grad: Array, state: dict[str, Array], step: int) -> None:
+        rows, sums, moves = (each.reshape(-1, 2) for each in (value, state["sums"], state["moves"]))
+        sums += grad.reshape(-1, 2)
+        gradient, radius = sums[:, 0], moves[:, 0]
+        bend = np.maximum(sums[:, 1] / np.float32(self.lr), _FLATTEST)
+        reach = np.where(radius == 0, _FIRST_RADIUS, radius)
+        base = led(rows[:, 0], moves[:, 1], self.lead)
+        wanted = shrink(bend * base - gradient, self.l1) / bend
+        moved = np.clip(wanted - base, -reach, reach)
+        moves[:, 0] = np.maximum(2 * np.abs(moved), reach / 2)
+        moves[:, 1] = rows[:, 0]
+        # What is within reach lands exactly: a 0 is a 0.
+        rows[:, 0] = np.where(np.abs(wanted - base) <= reach, wanted, base + moved)
+        rows[:, 1] = gradient
