@@ -26,7 +26,6 @@ from windlass.apps.logistic.plan import Plan
 from windlass.apps.logistic.progress import LEADS, Share, Teller
 from windlass.apps.logistic.proximal import BlockProximal, led
 from windlass.apps.logistic.rows import Floats, Ids, Rows
-from windlass.filters import KKT, IdCache
 from windlass.types import Array, Sequential
 from windlass.worker.store import Store
 
@@ -116,7 +115,6 @@ class BlockFit:
             dim=2,
             update=BlockProximal(plan.l1, step),
             consistency=plan.consistency,
-            filters=[IdCache(), KKT(margin=1 / workers)],
         )
         if plan.intercept:
             first = np.zeros(2, np.float32)
