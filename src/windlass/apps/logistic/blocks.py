@@ -83,6 +83,8 @@ class BlockFit:
         self.pushed_bytes = self.pulled_bytes = 0
         self.caution = min(1.0, CAUTION * (1 + plan.delay))
         self.lead = 0.0
+        # A block is a small batch, and every slot that it touches costs as much as a hundred rows do.
+        self._slots = len(store.status()["servers"])
         self._flights: deque[Flight] = deque()
         features = Features.of(rows)
         totals = self._add_masses(features)
@@ -101,7 +103,7 @@ class BlockFit:
     def _add_masses(self, features: Features) -> Floats:
         """Of each of this worker's features, the sum of its magnitudes over all workers."""
         key, ids = self._plan.key("masses"), features.ids
-        self._store.create_table(key, dim=1, update="add", consistency=Sequential())
+        self._store.create_table(key, dim=1, update="add", consistency=Sequential(), slots=self._slots)
         found = self._store.pushpull(key, features.masses.reshape(-1, 1), ids=ids)
         self.pushed_bytes += 12 * ids.size
         self.pulled_bytes += 4 * ids.size
@@ -115,6 +117,7 @@ class BlockFit:
             dim=2,
             update=BlockProximal(plan.l1, step),
             consistency=plan.consistency,
+            slots=self._slots,
         )
         if plan.intercept:
             first = np.zeros(2, np.float32)

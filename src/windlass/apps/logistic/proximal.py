@@ -15,16 +15,10 @@ import numpy as np
 from windlass.store.updater import Updater, require, require_finite
 from windlass.types import Array
 
-_FLATTEST = np.float32(1e-6)
+_FLATTEST = 1e-6
 """A second derivative counts at least so much, where all that there is of a feature has margins far from 0."""
 
-_FIRST_RADIUS = np.float32(1)
-
-
-def shrink(value: Array, by: float) -> Array:
-    """Towards 0, and no further than to it."""
-    found: Array = np.sign(value) * np.maximum(np.abs(value) - value.dtype.type(by), 0)
-    return found
+_FIRST_RADIUS = 1.0
 
 
 def led(value: Array, last: Array, lead: float) -> Array:
@@ -54,11 +48,9 @@ class Proximal(Updater):
         return False
 
     def update(self, value: Array, grad: Array, state: dict[str, Array], step: int) -> None:
-        gradient, last = state["gradient"], state["last"]
-        gradient += grad
-        base = led(value, last, self.lead)
-        last[:] = value
-        value[:] = shrink(base - value.dtype.type(self.lr) * gradient, self.lr * self.l1)
+        from windlass.apps.logistic import kernels
+
+        kernels.step(value, grad, state["gradient"], state["last"], np.array([self.l1, self.lr, self.lead], np.float32))
 
 
 @dataclass(frozen=True)
@@ -85,16 +77,7 @@ class BlockProximal(Updater):
         return False
 
     def update(self, value: Array, grad: Array, state: dict[str, Array], step: int) -> None:
-        rows, sums, moves = (each.reshape(-1, 2) for each in (value, state["sums"], state["moves"]))
-        sums += grad.reshape(-1, 2)
-        gradient, radius = sums[:, 0], moves[:, 0]
-        bend = np.maximum(sums[:, 1] / np.float32(self.lr), _FLATTEST)
-        reach = np.where(radius == 0, _FIRST_RADIUS, radius)
-        base = led(rows[:, 0], moves[:, 1], self.lead)
-        wanted = shrink(bend * base - gradient, self.l1) / bend
-        moved = np.clip(wanted - base, -reach, reach)
-        moves[:, 0] = np.maximum(2 * np.abs(moved), reach / 2)
-        moves[:, 1] = rows[:, 0]
-        # What is within reach lands exactly: a 0 is a 0.
-        rows[:, 0] = np.where(np.abs(wanted - base) <= reach, wanted, base + moved)
-        rows[:, 1] = gradient
+        from windlass.apps.logistic import kernels
+
+        numbers = np.array([self.l1, self.lr, self.lead, _FLATTEST, _FIRST_RADIUS], np.float32)
+        kernels.step_block(value, grad, state["sums"], state["moves"], numbers)
