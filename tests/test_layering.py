@@ -25,8 +25,8 @@ ALLOWED = {
     "scheduler": LOW | {"_wire", "consistency"},
     "trace": LOW,
     "checkpoint": LOW,
-    "server": LOW | {"_wire", "store", "consistency", "trace"},
-    "worker": LOW | {"_wire", "_transport", "_ledger", "store", "trace", "checkpoint"},
+    "server": LOW | {"_wire", "store", "consistency", "filters", "trace"},
+    "worker": LOW | {"_wire", "_transport", "_ledger", "store", "filters", "trace", "checkpoint"},
     "engines": LOW
     | {"_wire", "_transport", "_ledger", "store", "manager", "scheduler", "server", "worker", "trace", "checkpoint"},
     "chaos": LOW | {"_ledger", "engines"},

@@ -153,6 +153,8 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whose key it is: its name is one of this namespace, and only workers of it take part in its rounds."""
     table: TableSpec | None = None
     """None: it is dense."""
+    filters: tuple[Rule, ...] = ()
+    """What is done to pushes on their way, in order."""
 
     def check(self) -> None:
         """Raise UsageError for a declaration that no server should try to hold."""

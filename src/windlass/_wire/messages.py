@@ -39,6 +39,14 @@ from windlass.types import Chain, Incarnation, KeyId, KeySpec, Lease, Node, Role
 Piece = tuple[int, int, int]
 
 
+class Filtered(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """What filters made of numbers, beside its data: what they say of it, and the lengths of the buffers that lie in
+    the data one after the other, each at a multiple of 8 bytes."""
+
+    meta: dict[str, Any]
+    lengths: tuple[int, ...]
+
+
 # --- joining, and who is here ---------------------------------------------------------------------------------------
 
 
@@ -219,7 +227,11 @@ class Push(Message, frozen=True):
     """Worker to head: part `part` of `parts` of my push number `clock` on this shard. A push without pieces still
     counts: it is the notice that tells a shard of a push that does not touch it. With `pull` not 0 the answer is
     Pulled, under that id, for the same pieces; else it is Ack. One that `completes` work that the shard has counted
-    already contributes nothing, and is answered all the same."""
+    already contributes nothing, and is answered all the same.
+
+    On a key with filters the data is what they made: one buffer for each piece, and for all pieces of a table. The
+    first number of `traffic` is how many bytes that was before, the others what each filter left of it; `residual` is
+    the norm of what the worker has kept back."""
 
     key: KeyId
     shard: int
@@ -231,6 +243,21 @@ class Push(Message, frozen=True):
     pull: int = 0
     hyper: dict[str, float] | None = None
     completes: Lease | None = None
+    filtered: tuple[Filtered, ...] = ()
+    traffic: tuple[int, ...] = ()
+    residual: float = 0.0
+
+
+class NeedIds(Message, frozen=True):
+    """Head to worker: that part of your push, or that pull, names a list of ids that is not here (any more). Nothing of
+    it was counted: send it again with the list, and what comes after it."""
+
+    key: KeyId
+    shard: int
+    clock: int
+    part: int
+    digest: str
+    pull: int = 0
 
 
 class Ack(Message, frozen=True):
@@ -244,13 +271,15 @@ class Ack(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """Worker to head: read these pieces as they are after my first `clock` pushes. Of a table, the ids are data."""
+    """Worker to head: read these pieces as they are after my first `clock` pushes. Of a table, the ids are data; with a
+    `digest`, they are to be kept under it, or, where there is no data, those that are."""
 
     pull: int
     key: KeyId
     shard: int
     clock: int
     pieces: tuple[Piece, ...]
+    digest: str = ""
 
 
 class Read(Message, frozen=True):
@@ -268,7 +297,11 @@ class Read(Message, frozen=True):
 
 class Pulled(Message, frozen=True):
     """Server to worker: some pieces of your pull, and that your first `clock` pushes are applied to them. `pins` are
-    what the server keeps unchanged until told by Release; it has none where bytes were copied into the frame."""
+    what the server keeps unchanged until told by Release; it has none where bytes were copied into the frame.
+
+    Where filters were applied, each piece's data is what they made, or that of all pieces of a table. `threshold` is up
+    to which gradient a weight of 0 stays 0: one for all, or, where it is -1, one float32 for each element, in as many
+    buffers more."""
 
     pull: int
     key: KeyId
@@ -277,6 +310,8 @@ class Pulled(Message, frozen=True):
     pieces: tuple[Piece, ...]
     pins: tuple[int, ...] = ()
     error: str = ""
+    filtered: tuple[Filtered, ...] = ()
+    threshold: float | None = None
 
 
 class Release(Message, frozen=True):
@@ -478,6 +513,7 @@ AnyMessage = (
     | Attach
     | Detach
     | Push
+    | NeedIds
     | Ack
     | Pull
     | Read

@@ -24,13 +24,15 @@ class Contribution:
     lease: Lease | None = None
     seen: set[int] = field(default_factory=set)
     pieces: list[StagedPiece] = field(default_factory=list)
+    elements: int = 0  # that it was made of, before filters
     wants_ack: bool = False
     is_whole: bool = False
 
-    def add(self, part: int, pieces: list[StagedPiece]) -> None:
+    def add(self, part: int, pieces: list[StagedPiece], elements: int) -> None:
         """Take one part; the caller has seen to it that it is new."""
         self.seen.add(part)
         self.pieces += pieces
+        self.elements += elements
         self.is_whole = len(self.seen) == self.parts
 
 

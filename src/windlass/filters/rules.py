@@ -6,18 +6,20 @@ from collections.abc import Mapping, Sequence
 
 from windlass.errors import UsageError
 from windlass.filters.cast import Cast
+from windlass.filters.chain import Chain
 from windlass.filters.filter import Filter
 from windlass.filters.id_cache import IdCache
 from windlass.filters.int8 import Int8
 from windlass.filters.kkt import KKT
 from windlass.filters.one_bit import OneBit
+from windlass.filters.parcel import Target
 from windlass.filters.random_k import RandomK
 from windlass.filters.random_skip import RandomSkip
 from windlass.filters.small_gradient import SmallGradient
 from windlass.filters.top_k import TopK
 from windlass.filters.zstd import Zstd
 from windlass.store import naming
-from windlass.types import Rule
+from windlass.types import KeySpec, Rule
 
 BUILT_IN: dict[str, type[Filter]] = {
     "id_cache": IdCache, "small_gradient": SmallGradient, "random_skip": RandomSkip, "kkt": KKT, "cast": Cast,
@@ -39,6 +41,13 @@ def resolve_filters(rules: Sequence[Rule], local: Mapping[str, object]) -> tuple
     """The filters that the rules describe. Imports their modules; UsageError if what is there is not a Filter subclass,
     or does not take those fields."""
     return tuple(_resolve(each, local) for each in rules)
+
+
+def chain_of(spec: KeySpec, local: Mapping[str, object]) -> Chain:
+    """The filters of a key. UsageError if they do not fit it, or one another."""
+    width = None if spec.table is None else spec.table.dim
+    target = Target(spec.name, dtype=spec.dtype, width=width, reduce=spec.reduce.path, size=spec.size)
+    return Chain(resolve_filters(spec.filters, local), target)
 
 
 def _rule(given: str | Filter, local: dict[str, object] | None) -> Rule:

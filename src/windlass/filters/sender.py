@@ -9,6 +9,7 @@ import numpy as np
 
 from windlass.errors import UsageError
 from windlass.filters.chain import Chain
+from windlass.filters.id_cache import IdCache
 from windlass.filters.kkt import ALWAYS_SEND, KKT, slack_of
 from windlass.filters.lists import KnownLists, NamedIds, digest_of
 from windlass.filters.memory import DenseMemory, Kept, TableMemory
@@ -66,12 +67,20 @@ class Sender:
         self._sent += 1
         if payload.digest is None or payload.ids is None or self._known.tell(peer, payload.digest, payload.ids.nbytes):
             return payload
-        return payload.in_full()
+        return self._in_full(payload)
 
     def resend(self, payload: Payload, need: NeedIds, *, peer: int = 0) -> Payload:
         """The answer to NeedIds: the same payload in full. The peer is believed to keep less from now on."""
         self._known.miss(peer, need.digest)
-        return payload.in_full()
+        return self._in_full(payload)
+
+    def _in_full(self, payload: Payload) -> Payload:
+        """With its list of ids, which counts as what IdCache leaves."""
+        full = payload.in_full()
+        place = next((number for number, each in enumerate(self.chain.filters) if isinstance(each, IdCache)), None)
+        if place is not None and full is not payload and payload.ids is not None:
+            self._sizes[place + 1 :] += payload.ids.nbytes
+        return full
 
     def name_ids(self, ids: Array, *, peer: int = 0) -> NamedIds:
         """How a pull names its ids, so that the push that follows it need not send them: `IdLists.resolve` reads it.
@@ -91,11 +100,24 @@ class Sender:
         else:
             self._table_slack.write(ids, slack)
 
+    def miss(self, digest: str, *, peer: int = 0) -> None:
+        """A list that this peer was told is not there: it is believed to keep less from now on."""
+        self._known.miss(peer, digest)
+
     def forget_peers(self) -> None:
         """The generation has changed: ids are sent in full again. What is under way is to be sent again `in_full`."""
         self._known.forget()
 
     # --- what is kept back ---
+
+    @property
+    def sizes(self) -> Array:
+        """Bytes before the first filter and after each, since the beginning."""
+        return self._sizes.copy()
+
+    @property
+    def residual_bytes(self) -> int:
+        return self._memory.nbytes
 
     @property
     def residual_norm(self) -> float:

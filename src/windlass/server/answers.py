@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Received, Send
 from windlass.consistency import Clocks, Verdict, may_pull
+from windlass.filters import NeedIds
 from windlass.server.content import DenseContent
+from windlass.server.decoding import Decoder
 from windlass.server.host import Members
 from windlass.server.log import COPIED_BYTES, Log
 from windlass.server.pins import Pins
@@ -30,6 +33,7 @@ class Answers(ABC):
     spec: KeySpec
     itemsize: int
     is_table: bool
+    decoder: Decoder | None
     version: int
     slots: dict[int, HeldSlot]
     clocks: Clocks
@@ -41,6 +45,14 @@ class Answers(ABC):
     _errors: dict[tuple[Incarnation, int], str]
 
     def pull(self, peer: Incarnation, pull: m.Pull, data: tuple[Bytes, ...] = ()) -> list[Effect]:
+        if pull.digest and self.is_table and self.decoder is not None:
+            named = self.decoder.resolve(pull, data)
+            if isinstance(named, NeedIds):
+                need = m.NeedIds(
+                    key=self.id, shard=self.number, clock=pull.clock, part=0, digest=pull.digest, pull=pull.pull
+                )
+                return [Send(peer, need)]
+            data = named
         if self.is_table and (told := self._read_at_once(peer, pull, data)):
             return told
         ids = [part.copy() for part in data] if self.is_table else None
@@ -96,6 +108,8 @@ class Answers(ABC):
         if waiting.ids is not None:
             piece = (slot.number, lo, hi)
             return self._answer_rows(waiting.peer, waiting.pull, waiting.clock, [(piece, waiting.ids)])
+        if self.decoder is not None:
+            return self._answer_filtered(slot, waiting, self.decoder)
         pins: tuple[int, ...] = ()
         itemsize = self.itemsize
         assert isinstance(slot.content, DenseContent)
@@ -117,6 +131,27 @@ class Answers(ABC):
             pins=pins,
         )
         return Send(waiting.peer, pulled, (data,), pins, self.spec.priority)
+
+    def _answer_filtered(self, slot: HeldSlot, waiting: Waiting, decoder: Decoder) -> Send:
+        """As the key's filters want it; with what KKT needs to know."""
+        lo, hi, itemsize = waiting.lo, waiting.hi, self.itemsize
+        assert isinstance(slot.content, DenseContent)
+        numbers = slot.content.dense.block.array[lo * itemsize : hi * itemsize]
+        found = decoder.answer(numbers)
+        data = [numbers.copy() if found is None else found[1]]
+        threshold = slot.content.dense.threshold(lo, hi) if decoder.wants_threshold else None
+        if isinstance(threshold, np.ndarray):
+            data.append(threshold.astype(np.float32).view(np.uint8))
+        pulled = m.Pulled(
+            pull=waiting.pull,
+            key=self.id,
+            clock=waiting.clock,
+            version=self.slot_version(slot),
+            pieces=((slot.number, lo, hi),),
+            filtered=() if found is None else (found[0],),
+            threshold=-1.0 if isinstance(threshold, np.ndarray) else threshold,
+        )
+        return Send(waiting.peer, pulled, tuple(Block(one) for one in data), (), self.spec.priority)
 
     # --- rows of a table --------------------------------------------------------------------------------------------
 
@@ -158,7 +193,26 @@ class Answers(ABC):
             pieces=tuple(piece for piece, _ in wanted),
             pins=pins,
         )
+        if self.decoder is not None:
+            pulled, data = self._filter_rows(pulled, block.array, data, wanted, self.decoder)
         return Send(peer, pulled, tuple(data), pins, self.spec.priority)
+
+    def _filter_rows(
+        self, pulled: m.Pulled, rows: Bytes, data: list[Block], wanted: list[tuple[m.Piece, Bytes]], decoder: Decoder
+    ) -> tuple[m.Pulled, list[Block]]:
+        """As the key's filters want it; with what KKT needs to know."""
+        found = decoder.answer(rows)
+        if found is not None:
+            data = [Block(found[1])]
+            pulled = msgspec.structs.replace(pulled, filtered=(found[0],))
+        if decoder.wants_threshold:
+            told = [self.slots[piece[0]].content.threshold(ids) for piece, ids in wanted]  # type: ignore[attr-defined]
+            if all(isinstance(one, np.ndarray) for one in told):
+                data = [*data, *(Block(one.astype(np.float32).view(np.uint8)) for one in told)]
+                pulled = msgspec.structs.replace(pulled, threshold=-1.0)
+            elif told[0] is not None:
+                pulled = msgspec.structs.replace(pulled, threshold=float(told[0]))
+        return pulled, data
 
     def _readable(self, reader: Incarnation, nbytes: int) -> tuple[Block, tuple[int, ...]]:
         """Memory that this reader will find, and the pin that keeps it until it has been read."""

@@ -11,7 +11,7 @@ from windlass.consistency.rounds import StagedPiece
 from windlass.server.content import Content
 from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
-from windlass.server.units import Apply, End, HeldSlot
+from windlass.server.units import Apply, End, HeldSlot, count_given
 from windlass.types import Bounded, Incarnation, Lease
 
 
@@ -19,6 +19,7 @@ class ArrivalShard(Shard):
     def __init__(self, place: m.Place, number: int, slots: dict[int, Content], routes: Routes, host: Host) -> None:
         super().__init__(place, number, slots, routes, host)
         self._staged: dict[Incarnation, list[StagedPiece]] = {}  # of next pushes that complete work, and are not whole
+        self._given: dict[Incarnation, int] = {}  # how many elements those were made of
         self._seen: dict[Incarnation, set[int]] = {}  # parts that are here of each worker's next push
         self._ended: dict[Incarnation, set[int]] = {}  # those of them that are applied, and in an entry
 
@@ -55,7 +56,7 @@ class ArrivalShard(Shard):
             part=push.part,
             parts=push.parts,
             hyper=push.hyper,
-            elements=(sum([hi - lo for _, lo, hi, _ in staged]),),
+            elements=(count_given(push),),
             now=self.time.now(),
         )
         is_whole = self._count(entry)
@@ -69,11 +70,13 @@ class ArrivalShard(Shard):
         """What completes work counts here as a whole or not at all, so its parts are kept until all are here."""
         pieces = self._staged.setdefault(peer, [])
         pieces += staged
+        self._given[peer] = self._given.get(peer, 0) + count_given(push)
         seen = self._seen.setdefault(peer, set())
         seen.add(push.part)
         if len(seen) < push.parts:
             return []
         del self._seen[peer], self._staged[peer]
+        given = self._given.pop(peer)
         self.clocks.received[peer] = push.clock
         which = (peer, push.clock)
         is_free = self.batches.is_free(lease.workload, lease.numbers)
@@ -84,7 +87,7 @@ class ArrivalShard(Shard):
             who=peer,
             clock=push.clock,
             hyper=push.hyper,
-            elements=(sum(hi - lo for _, lo, hi, _ in pieces),),  # work that was done before is accounted for, too
+            elements=(given,),  # work that was done before is accounted for, too
             leases=(lease,) if is_free else (),
             now=self.time.now(),
         )
@@ -121,6 +124,7 @@ class ArrivalShard(Shard):
     def demote(self) -> None:
         super().demote()
         self._staged.clear()
+        self._given.clear()
         self._seen = {who: set(parts) for who, parts in self._ended.items()}
 
     def end(self, end: End) -> list[Effect]:
@@ -148,6 +152,7 @@ class ArrivalShard(Shard):
             self.clocks.leave(who)
             self._seen.pop(who, None)
             self._staged.pop(who, None)
+            self._given.pop(who, None)
             self._ended.pop(who, None)
         return super().on_members() + self.on_fewer()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ import numpy as np
 from windlass._wire import messages as m
 from windlass._wire.effects import Send
 from windlass.server.arrival import ArrivalShard
+from windlass.server.decoding import misfiltered
 from windlass.server.freezing import Freezer
 from windlass.server.host import Members, Routes
 from windlass.server.pins import Pins
@@ -49,7 +51,27 @@ class HeldKey:
             "replicated_bytes": sum(shard.log.replicated_bytes for shard in heads),
             "clocks": {members.name(who): clock for who, clock in clocks.items()},
             "waiting_pulls": sum(len(slot.waiting) for slot in slots),
-        } | self._describe_rows(heads)
+        } | self._describe_rows(heads) | self._describe_filters(heads, members)
+
+    def _describe_filters(self, heads: list[AnyShard], members: Members) -> dict[str, Any]:
+        """Bytes before and after each filter, and the norm of what each worker has kept back; of the departed, what
+        is lost."""
+        if not self.spec.filters:
+            return {}
+        traffic = [sum(sizes) for sizes in zip(*(shard.traffic for shard in heads if shard.traffic), strict=True)]
+        norms: dict[Incarnation, float] = {}
+        for shard in heads:
+            for who, norm in shard.residuals.items():
+                norms[who] = max(norm, norms.get(who, 0.0))
+        lost = [norm for who, norm in norms.items() if who not in members.live]
+        return {
+            "filters": [
+                {"filter": rule.path, "before": before, "after": after}
+                for rule, before, after in zip(self.spec.filters, traffic, traffic[1:], strict=False)
+            ],
+            "residual_norms": {members.name(who): norm for who, norm in norms.items() if who in members.live},
+            "lost_residual_norm": math.sqrt(sum(norm * norm for norm in lost)),
+        }
 
     def _describe_rows(self, heads: list[AnyShard]) -> dict[str, Any]:
         if self.spec.table is None:
@@ -96,13 +118,31 @@ def misfit(
     return ""
 
 
+def mispushed(shard: Shard, push: m.Push, data: tuple[Bytes, ...]) -> str:
+    """The same for a push. What filters made is looked at when it is read."""
+    problem = misfiltered(push, data, is_table=shard.is_table, has_filters=shard.decoder is not None)
+    if problem:
+        return f"'{shard.spec.name}': {problem}"
+    if not push.filtered:
+        return misfit(shard, push.pieces, data)
+    for number, lo, hi in push.pieces:
+        slot = shard.slots.get(number)
+        if slot is None:
+            return f"slot {number} of '{shard.spec.name}' is not in shard {shard.number}"
+        if not shard.is_table and (problem := slot.content.misfit(lo, hi, None, is_read=False)):
+            return f"slot {number} of '{shard.spec.name}': {problem}"
+    return ""
+
+
 def misasked(shard: Shard, message: Any, data: tuple[Bytes, ...]) -> str:
     """The same for whatever else was asked of a shard."""
     if shard.is_table and isinstance(message, m.Init | m.Write):
         return f"'{shard.spec.name}' is a table: it is only pushed to"
     if isinstance(message, m.Init | m.Write):
         return misfit(shard, message.pieces, data)
-    return misfit(shard, message.pieces, data, is_read=True) if isinstance(message, m.Pull) else ""
+    if not isinstance(message, m.Pull) or (message.digest and not data and shard.decoder is not None):
+        return ""  # in the last case, when the ids are found
+    return misfit(shard, message.pieces, data, is_read=True)
 
 
 def misread(key: HeldKey, read: m.Read) -> str:

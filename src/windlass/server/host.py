@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from windlass._wire import messages as m
+from windlass.filters import IdLists
 from windlass.server.pins import Pins
 from windlass.server.shard_time import Clock
 from windlass.types import Chain, Generation, Incarnation, Memory, Node
@@ -56,6 +57,8 @@ class Host:
     members: Members
     freezer: Freezer
     clock: Clock
+    lists: IdLists
+    local: Mapping[str, object]
 
 
 @dataclass(slots=True)

@@ -54,6 +54,10 @@ class TableContent:
     def pull(self, ids: Bytes, out: Bytes) -> None:
         self.table.pull(ids, out)
 
+    def threshold(self, ids: Bytes) -> Array | float | None:
+        """As the updater's, of the rows of these ids."""
+        return self.table.threshold(ids)
+
     def scan(self, after: int | None, limit: int, span: tuple[int, int] | None) -> tuple[Array, Array, int | None]:
         """Ids, their rows, and what to ask on with. With a span, those of it, rising; else all, in the order of their
         hashes."""

@@ -13,7 +13,7 @@ from windlass.consistency.verdict import who_lacks
 from windlass.server.content import Content
 from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
-from windlass.server.units import ROUND, Apply, End, Freezing, HeldSlot, Order
+from windlass.server.units import ROUND, Apply, End, Freezing, HeldSlot, Order, count_given
 from windlass.types import Generation, Incarnation, Lease
 
 
@@ -56,7 +56,7 @@ class SequentialShard(Shard):
 
     def accept(self, peer: Incarnation, push: m.Push, staged: list[StagedPiece]) -> list[Effect]:
         made = self.rounds.contribution(peer, push.clock, push.parts)
-        made.add(push.part, staged)
+        made.add(push.part, staged, count_given(push))
         made.hyper, made.lease = push.hyper, push.completes
         made.wants_ack = not push.pull
         if not made.is_whole:
@@ -177,7 +177,7 @@ class SequentialShard(Shard):
         elements = dict.fromkeys(ranked, 0)
         if push not in self._errors:
             for who, one in made.items():  # work that was done before is accounted for, too
-                elements[who] = sum(hi - lo for _, lo, hi, _ in one.pieces)
+                elements[who] = one.elements
             for one in counted.values():
                 for piece in one.pieces:
                     by_slot[piece[0]].append(piece)

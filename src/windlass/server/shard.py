@@ -18,8 +18,11 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Later, Log, Received, Recycle, Send
 from windlass.consistency import Admission, Clocks, CountedBatches
 from windlass.consistency.rounds import StagedPiece
+from windlass.errors import PeerError
+from windlass.filters import NeedIds
 from windlass.server.content import Content
 from windlass.server.crew import Crew
+from windlass.server.decoding import Decoder
 from windlass.server.freezing import Freezes
 from windlass.server.host import Host, Routes
 from windlass.server.lessons import Lessons
@@ -73,6 +76,10 @@ class Shard(Crew, Freezes, Lessons):
         # What most pushes bring, on a shard with one slot of a dense key: known at a glance to be in order.
         self.whole = () if self.is_table else tuple((slot, 0, held.missing) for slot, held in self.slots.items())
         self.whole_bytes = sum(content.missing for content in slots.values()) * self.itemsize
+        held = place.spec.shard_slots(number, len(place.chains))
+        self.decoder = Decoder.of(place.spec, held, host.lists, host.local)
+        self.traffic: list[int] = []  # bytes before the first filter, and after each
+        self.residuals: dict[Incarnation, float] = {}  # the norm of what each worker has kept back, as it said last
         self.clocks = Clocks()
         self.batches = self.batches_kind()
         self.resting = set()
@@ -271,6 +278,8 @@ class Shard(Crew, Freezes, Lessons):
             self.clocks.start(peer, push.since)
             self._crew = None
         admission = self.admit(peer, push)
+        if admission is Admission.NEXT and self.decoder is not None and push.filtered:
+            return self._push_filtered(peer, push, data, self.decoder)
         if admission is Admission.NEXT:
             if push.pull:
                 ids = ids_of(push.pieces, data) if self.is_table else None
@@ -279,6 +288,30 @@ class Shard(Crew, Freezes, Lessons):
             return self.accept(peer, push, staged)
         again = self._answer_again(peer, push, data) if admission is Admission.DUPLICATE else []
         return [*again, Recycle(data)]
+
+    def is_whole(self, push: m.Push, data: tuple[Bytes, ...]) -> bool:
+        """Whether it is seen at a glance to be in order."""
+        has_all = push.pieces == self.whole and len(data) == 1 and data[0].nbytes == self.whole_bytes
+        return has_all and self.decoder is None and not push.filtered
+
+    def _push_filtered(
+        self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...], decoder: Decoder
+    ) -> list[Effect]:
+        """Read what filters made of it. What cannot be read is not admitted."""
+        try:
+            found = decoder.decode(push, data)
+        except PeerError as error:
+            return [Recycle(data), Log("error", f"a push of {self.members.name(peer)} is refused: {error}"),
+                    Send(peer, self._ack(push.clock, str(error)))]  # fmt: skip
+        if isinstance(found, NeedIds):
+            asked = m.NeedIds(key=self.id, shard=self.number, clock=push.clock, part=push.part, digest=found.digest)
+            return [Recycle(data), Send(peer, asked)]
+        if push.pull:
+            self._wait_for(peer, push.pull, push.clock, push.pieces, None, rides=True)
+        known = self.traffic or [0] * len(push.traffic)
+        self.traffic = [one + more for one, more in zip(known, push.traffic, strict=False)]
+        self.residuals[peer] = push.residual
+        return [Recycle(data), *self.accept(peer, push, found)]
 
     @abstractmethod
     def admit(self, peer: Incarnation, push: m.Push) -> Admission:

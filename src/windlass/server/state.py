@@ -30,9 +30,10 @@ from windlass._wire.effects import (
     Tick,
 )
 from windlass.errors import UsageError
+from windlass.filters import IdLists
 from windlass.server.arrival import ArrivalShard
 from windlass.server.freezing import Freezer
-from windlass.server.held import AnyShard, HeldKey, inspect, misasked, misfit, misread, refusal, tallied
+from windlass.server.held import AnyShard, HeldKey, inspect, misasked, mispushed, misread, refusal, tallied
 from windlass.server.host import Host, Members, Routes
 from windlass.server.host import ServerConfig as ServerConfig
 from windlass.server.log import Standing, Teaching
@@ -62,7 +63,7 @@ class ServerState:
         self.pins = Pins(memory)
         self.freezer = self.freezer_kind(me, self.pins, memory)
         self._clock = Clock()
-        self._host = Host(me, memory, self.pins, self.members, self.freezer, self._clock)
+        self._host = Host(me, memory, self.pins, self.members, self.freezer, self._clock, IdLists(), config.local)
         self._linked: set[Incarnation] = set()
         self._early: dict[Incarnation, list[Received]] = {}
         self._restoring = Restoring()
@@ -152,10 +153,10 @@ class ServerState:
             problem = "the key was deleted"
         elif shard is None or not shard.speaks:
             return self._keep_for_head(event, push.key, push.shard, shard)
-        elif push.pieces == shard.whole and len(data) == 1 and data[0].nbytes == shard.whole_bytes:
+        elif shard.is_whole(push, data):
             return self._told(shard, shard.push(peer, push, data))
         else:
-            problem = misfit(shard, push.pieces, data)
+            problem = mispushed(shard, push, data)
             if not problem:
                 return self._told(shard, shard.push(peer, push, data))
         answer: m.AnyMessage = m.Ack(key=push.key, shard=push.shard, clock=push.clock, error=problem)

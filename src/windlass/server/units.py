@@ -165,6 +165,11 @@ FREE = (End, Start, Rest, Mark, Freezing)
 """Units that touch no data."""
 
 
+def count_given(push: m.Push) -> int:
+    """How many elements a push was made of, filters or no filters."""
+    return sum([hi - lo for _, lo, hi in push.pieces])
+
+
 def count_elements(counted: dict[Incarnation, int], entry: m.LogEntry) -> None:
     """For whoever checks the books: add up how much of each one's data has gone into the value."""
     if entry.members:

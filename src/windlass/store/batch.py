@@ -78,6 +78,14 @@ def route(ids: Array, num_slots: int) -> Route:
     return Route(by_slot, bounds, inverse)
 
 
+def slot_bounds(ids: Array, num_slots: int) -> list[int] | None:
+    """Where in a list of ids, int64 and contiguous, those of each slot begin; None if they are not slot by slot."""
+    from windlass.store import batch_kernels as kernels
+
+    bounds = np.zeros(num_slots + 1, np.int64)
+    return bounds.tolist() if kernels.slot_bounds(address(ids), ids.size, num_slots, bounds) else None
+
+
 def reduce_rows(total: Array, parts: Sequence[tuple[Array, Array]], *, dtype: str, reducer: Reducer) -> None:
     """Fold the rows of each part, (which row of `total` each is for, rows), in the order given, into `total`, which is
     float32 and need not be empty: every row of it gets one at least. What mean divides by is not divided by here."""

@@ -62,6 +62,22 @@ def unique(
 
 
 @jit
+def slot_bounds(ids: int, count: int, num_slots: int, bounds: Array) -> bool:
+    """Where those of each slot begin, of so many ids at this address. False if they are not slot by slot."""
+    given = carray(pointer(ids, np.empty(0, np.int64)), count)
+    last = 0
+    for i in range(count):
+        slot = slot_of(mix(given[i]), num_slots)
+        if slot < last:
+            return False
+        last = slot
+        bounds[slot + 1] += 1
+    for slot in range(num_slots):
+        bounds[slot + 1] += bounds[slot]
+    return True
+
+
+@jit
 def by_slot(found: Array, slots: Array, bounds: Array, ids: Array, moved: Array, inverse: Array) -> None:
     """Put the ids of each slot side by side, in the order that they have, and let `inverse` follow. `bounds`, which are
     zeros, become where each slot begins. `moved` is room for a number for each id."""

@@ -214,9 +214,14 @@ class DenseSlot:
         if count > len(job) - self._kernels.INPUTS:
             self._job = job = self._kernels.new_job(2 * count, size=size, op=self.reducer.op, dtype=self.dtype)
         whole_bytes, is_whole = self.value_bytes, count > 0 and size > 0
+        if self._value.is_half:
+            self._read_as(job, contributions)
         for index, each in enumerate(contributions):
             data = each.data
-            if each.lo or each.hi != size or data.nbytes != whole_bytes or data.dtype is not _BYTES:
+            if job[self._kernels.ITEMSIZE] != self._value.storage.itemsize:
+                _check_wide(each)
+                is_whole = is_whole and each.lo == 0 and each.hi == size
+            elif each.lo or each.hi != size or data.nbytes != whole_bytes or data.dtype is not _BYTES:
                 self._value.elements(each.lo, each.hi, data)
                 is_whole = is_whole and each.lo == 0 and each.hi == size
                 # The contribution keeps what is put: the job has only its address.
@@ -226,6 +231,17 @@ class DenseSlot:
                 put(job, index, data, each.lo)
         job[self._kernels.COUNT] = count
         return is_whole
+
+    def _read_as(self, job: Array, contributions: Sequence[Contribution]) -> None:
+        """A 16-bit key takes 16-bit numbers or, from filters that compute in it, float32: all of a round alike."""
+        kernels, wide = self._kernels, np.dtype(np.float32).itemsize
+        is_wide = any(each.hi > each.lo and each.data.nbytes == wide * (each.hi - each.lo) for each in contributions)
+        job[kernels.READ] = kernels.NATIVE if is_wide else job[kernels.ENCODING]
+        job[kernels.ITEMSIZE] = wide if is_wide else self._value.storage.itemsize
+
+    def threshold(self, lo: int, hi: int) -> Array | float | None:
+        """The updater's, of elements lo to hi."""
+        return self.updater.threshold({name: each[lo:hi] for name, each in self.state.items()})
 
     def _run(self, job: Array, updater: Updater, target: Target, step: int) -> None:
         """Reduce and update what the job says, in one pass."""
@@ -391,6 +407,12 @@ class DenseSlot:
             self._value.array[:] = arrays["master"].view(np.float32)
         self.state, self.spans = state, spans
         return old
+
+
+def _check_wide(given: Contribution) -> None:
+    expected = 4 * (given.hi - given.lo)
+    if given.data.nbytes != expected:
+        raise UsageError(f"[{given.lo}, {given.hi}) of float32 is {expected} bytes, got {given.data.nbytes}")
 
 
 def warm(dtype: str, reducer: Reducer, updater: Updater) -> None:

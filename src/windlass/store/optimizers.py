@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
+import numpy as np
+
 from windlass.errors import UsageError
 from windlass.store.reduce import Reducer
 from windlass.store.updater import Fused, is_number, require, require_finite
+from windlass.types import Array
 
 
 @dataclass(frozen=True)
@@ -163,3 +166,8 @@ class FTRL(Fused):
 
     def coefficients(self, step: int) -> tuple[float, ...]:
         return self.lr, self.beta, self.l1, self.l2, 0.0
+
+    def threshold(self, state: Mapping[str, Array]) -> Array:
+        """A weight is 0 as long as |z| is at most l1, and at 0 a gradient is all that is added to z."""
+        room: Array = np.maximum(self.l1 - np.abs(state["z"]), 0)
+        return room

@@ -171,6 +171,14 @@ class Rows:
             arrays[name] = each.reshape(-1).view(np.int32 if name == "steps" else np.float32)
         return arrays
 
+    def state(self, rows: Array) -> dict[str, Array]:
+        """What the updater keeps of these rows, element by element, flat; of -1, as it starts."""
+        found = self.read(rows)
+        state = {name: found[f"state.{name}"] for name in self._wide}
+        for number, name in enumerate(self._wide):
+            state[name][rows < 0] = self._initial[number]
+        return {name: each.reshape(-1) for name, each in state.items()}
+
     def write(self, rows: Array, arrays: Mapping[str, Array]) -> None:
         """Set what is named, of these rows; -1 is passed over."""
         for number, name in enumerate(["value", *(f"state.{name}" for name in self._wide)]):

@@ -98,6 +98,11 @@ class TableSlot:
         self._rows.pull(self._index.find(address(ids), ids.size).rows, ids, rows)
         return rows.reshape(shape)
 
+    def threshold(self, ids: Array) -> Array | float | None:
+        """The updater's, of the rows of these ids, flat; as they would start, where there are none."""
+        ids = self._ids(ids)
+        return self.updater.threshold(self._rows.state(self._index.find(address(ids), ids.size).rows))
+
     def ids_between(self, lo: int, hi: int) -> Array:
         """The ids from lo up to, without, hi that have a row, rising."""
         if hi <= lo:
@@ -154,7 +159,8 @@ class TableSlot:
             raise UsageError(f"divisor must be at least 1, got {divisor}")
         dim = self.options.dim
         given = [(self._ids(each.ids), each.rows) for each in contributions]
-        rows = [self._elements(len(ids), each) for ids, each in given]
+        is_wide = self._storage.itemsize == 2 and any(ids.size and self._is_wide(ids, each) for ids, each in given)
+        rows = [self._wide(ids, each) if is_wide else self._elements(len(ids), each) for ids, each in given]
         ids = given[0][0] if len(given) == 1 else np.concatenate([_NO_ROWS, *(each for each, _ in given)])
         if len(given) == 1 and contributions[0].is_unique:
             unique, inverse = ids, np.arange(ids.size, dtype=np.int32)
@@ -167,7 +173,7 @@ class TableSlot:
         ends = np.cumsum([0, *(len(each) for each, _ in given)])
         parts = [(inverse[lo:hi], each) for lo, hi, each in zip(ends[:-1], ends[1:], rows, strict=True)]
         total = batch.rows.reshape(unique.size, dim)
-        reduce_rows(total, parts, dtype=self.options.dtype, reducer=self.reducer)
+        reduce_rows(total, parts, dtype="float32" if is_wide else self.options.dtype, reducer=self.reducer)
         if self.reducer.op is Op.MEAN and divisor != 1:
             total[:] = divide(total, np.float32(divisor))
         return batch
@@ -329,6 +335,15 @@ class TableSlot:
             expected = f"{count} rows of {self.options.dim} x {self.options.dtype} are {needed} bytes"
             raise UsageError(f"{expected}, got {rows.nbytes}")
         return _aligned(rows, self._storage)
+
+    def _is_wide(self, ids: Array, rows: Array) -> bool:
+        return rows.nbytes == 4 * ids.size * self.options.dim
+
+    def _wide(self, ids: Array, rows: Array) -> Array:
+        """Rows of float32, which is what filters make of those of a 16-bit table: all of a round alike."""
+        if not self._is_wide(ids, rows):
+            raise UsageError(f"{ids.size} rows of {self.options.dim} x float32 expected, got {rows.nbytes} bytes")
+        return _aligned(rows, np.dtype(np.float32))
 
     def _unmixed(self, hashes: Array) -> Array:
         from windlass.store import table_kernels

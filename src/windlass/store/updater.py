@@ -54,6 +54,11 @@ class Updater:
     def initial_state(self, name: str) -> float:
         return 0.0
 
+    def threshold(self, state: Mapping[str, Array]) -> Array | float | None:
+        """How large an aggregate may be, at each of these elements or at all, so that a value of 0 stays 0: what the
+        filter KKT goes by. None: there is no such number, or nobody knows."""
+        return None
+
     @property
     def counts_steps(self) -> bool:
         """Whether `step` matters. If not, the slot need not remember who pushed which part how often."""

@@ -139,8 +139,8 @@ class Program:
         first = np.zeros(key.size, np.int64)
         for shard in reversed(key.whole):
             parts, owned = entry.parts(first, 0, {shard: key.whole[shard]}, may_borrow=True)
-            for pieces, blocks in parts[shard]:
-                yield from self._ask((key, shard), self._init(key, shard, pieces), blocks)
+            for part in parts[shard]:
+                yield from self._ask((key, shard), self._init(key, shard, part.pieces), part.blocks)
             for block in owned:
                 self.memory.free(block)
 

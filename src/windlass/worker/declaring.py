@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from windlass._wire import messages as m
 from windlass.errors import UsageError
+from windlass.filters import Filter, filter_rules
+from windlass.filters.rules import chain_of
 from windlass.store.reduce import Reducer, reducer_rule, resolve_reducer
 from windlass.store.update import Updater, updater_rule
 from windlass.types import MANAGER, Array, Consistency, Generation, KeyId, KeySpec, Role
@@ -16,6 +18,7 @@ from windlass.worker.arguments import check_declaration
 from windlass.worker.arrays import look
 from windlass.worker.client import Client
 from windlass.worker.entry import Entry
+from windlass.worker.filtering import KeyFilter
 from windlass.worker.ops import KeyInfo
 from windlass.worker.options import StoreOptions
 from windlass.worker.rows import TableEntry
@@ -53,17 +56,20 @@ class Declaring:
         reduce: str | Reducer = "sum",
         update: str | Updater = "assign",
         consistency: Consistency | None = None,
+        filters: Sequence[str | Filter] = (),
         priority: int = 0,
     ) -> None:
         """Declare a key with its first value, which is rank 0's; a key that exists keeps its own.
 
         Every worker calls it, with the same declaration (else UsageError); it returns when the first value is in
-        place. Repeating it is harmless. On a link that is too slow for everything at once, keys of higher `priority`
-        travel first.
+        place. Repeating it is harmless. `filters` are what pushes go through, in order, on their way (docs/filters.md).
+        On a link that is too slow for everything at once, keys of higher `priority` travel first.
         """
         if isinstance(key, str) and key.startswith(RESERVED):
             raise UsageError(f"'{key}': names that begin with '{RESERVED}' are the store's own")
-        self._create(key, value, reduce=reduce, update=update, consistency=consistency, priority=priority)
+        self._create(
+            key, value, reduce=reduce, update=update, consistency=consistency, filters=filters, priority=priority
+        )
 
     def _create(
         self,
@@ -73,6 +79,7 @@ class Declaring:
         reduce: str | Reducer = "sum",
         update: str | Updater = "assign",
         consistency: Consistency | None = None,
+        filters: Sequence[str | Filter] = (),
         priority: int = 0,
     ) -> None:
         like, flat = look(value, f"create('{key}')")
@@ -88,7 +95,9 @@ class Declaring:
             chunk_bytes=self.options.chunk_bytes,
             priority=priority,
             namespace=self.namespace,
+            filters=filter_rules(filters, self._local),
         )
+        chain_of(spec, self._local or {})  # raises for what does not fit
         self._declare(spec, f"create('{key}')", like.kind, flat)
 
     def _declare(self, spec: KeySpec, what: str, kind: str, first: Array | None) -> None:
@@ -124,6 +133,9 @@ class Declaring:
         return entry
 
     def _make_entry(self, key: KeyInfo, kind: str) -> Entry:
+        if key.spec.filters and not self.is_driver:
+            chain = chain_of(key.spec, self._local or {})
+            key.filtering = KeyFilter(key, chain, self._client.hub, self._client.state.rank)
         if key.spec.table is None:
             return Entry(key, kind, self._client.hub)
         return TableEntry(key, self._client.hub, key.spec.table, resolve_reducer(key.spec.reduce, self._local or {}))
@@ -177,12 +189,12 @@ class Declaring:
         single: list[tuple[m.Piece, ...]] = [(piece,) for piece in pieces]
         for wanted in single or [()]:
             parts, owned = entry.parts(flat, lo, {shard: wanted}, may_borrow=True)
-            [(_, blocks)] = parts[shard]
+            [part] = parts[shard]
             self._client.request(
                 (entry.key, shard),
                 lambda n, wanted=wanted: kind(request=n, key=entry.key.id, shard=shard, pieces=wanted),  # type: ignore[misc]
                 what,
-                data=blocks,
+                data=part.blocks,
             )
             for block in owned:
                 self._client.hub.memory.free(block)

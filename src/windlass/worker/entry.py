@@ -133,6 +133,6 @@ def _group(pieces: tuple[Piece, ...], blocks: list[Block], *, together: bool) ->
     longer than a chunk."""
     step = MAX_PIECES if together else 1
     return [
-        (pieces[start : start + step], tuple(blocks[start : start + step]))
+        Part(pieces[start : start + step], tuple(blocks[start : start + step]))
         for start in range(0, max(1, len(pieces)), step)
     ]

@@ -3,16 +3,61 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from windlass._wire import messages as m
 from windlass.errors import WindlassError
-from windlass.types import Block, Bytes, Chain, Incarnation, KeyId, KeySpec, Lease, Sequential
+from windlass.filters import Payload
+from windlass.store.batch import Route
+from windlass.types import Array, Block, Bytes, Chain, Incarnation, KeyId, KeySpec, Lease, Sequential
 
-Part = tuple[tuple[m.Piece, ...], tuple[Block, ...]]
-"""What one message carries to one shard: pieces, and a block for each."""
+
+class Part(NamedTuple):
+    """What one message carries to one shard: pieces, and a block for each; or what filters made of them."""
+
+    pieces: tuple[m.Piece, ...]
+    blocks: tuple[Block, ...]
+    sealed: Sealed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What filters made of a part, as it travels."""
+
+    filtered: tuple[m.Filtered, ...]
+    traffic: tuple[int, ...]
+    residual: float
+    payloads: tuple[Payload, ...]
+
+
+Filtered = tuple[dict[int, list[Part]], list[Block]]
+"""The parts of every shard, and the blocks to free when they are done with."""
+
+
+class Filtering(Protocol):
+    """The filters of one key, in this worker."""
+
+    def in_full(self, part: Part, digest: str, peer: Incarnation) -> Part:
+        """The same with the ids that it only named: this peer has not got them."""
+
+    def forget_peers(self) -> None:
+        """The generation has changed."""
+
+    def dense(self, flat: Array, lo: int, pieces: dict[int, tuple[m.Piece, ...]]) -> Filtered: ...
+
+    def rows(self, way: Route, pieces: dict[int, tuple[m.Piece, ...]], merged: Array) -> Filtered: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+    def name_ids(self, way: Route, shards: Iterable[int]) -> tuple[dict[int, str], set[int]]: ...
+
+    def miss(self, digest: str, peer: Incarnation) -> None: ...
+
+    def open(self, pulled: m.Pulled, data: tuple[Bytes, ...], op: Op) -> tuple[Bytes, ...]:
+        """What a filtered answer says: a buffer for each of its pieces. PeerError if it cannot be read."""
+
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +78,7 @@ class KeyInfo:
     itemsize: int = 0
     slot_size: int = 0
     num_slots: int = 1
+    filtering: Filtering | None = None
 
     def __post_init__(self) -> None:
         self.is_sequential = isinstance(self.spec.consistency, Sequential)
@@ -76,6 +122,8 @@ class Op:
     after: tuple[Any, ...] = ()  # what must be done first: anything with `is_done` and `error`
     completes: Lease | None = None
     ids: dict[int, tuple[Block, ...]] | None = None  # of a table: those of every piece that is pulled
+    digests: dict[int, str] = field(default_factory=dict)  # of a table: what its shards are to call their ids
+    known: set[int] = field(default_factory=set)  # shards that are believed to have them
     reads_newest: bool = False  # a driver's read, ordered by the keeper
     owner: object = None  # the task it belongs to
     asked_at: float = 0.0
@@ -98,6 +146,46 @@ class Op:
         heads = (self.key.head(shard) for shard in self.waits_for())
         return {head for head in heads if head is not None}
 
+    def pulls(self, shard: int) -> list[tuple[m.Pull, tuple[Block, ...]]]:
+        """What asks this shard for what is not here yet."""
+        assert self.pull is not None
+        left = [place for place, piece in enumerate(self.pull[shard]) if piece in self.unread[shard]]
+        pieces = tuple(self.pull[shard][place] for place in left)
+        ids = tuple(self.ids[shard][place] for place in left) if self.ids is not None else ()
+        digest = self.digests.get(shard, "") if len(pieces) == len(self.pull[shard]) else ""
+        if digest and shard in self.known:
+            ids = ()
+        pull = m.Pull(
+            pull=self.number, key=self.key.id, shard=shard, clock=self.clock, pieces=pieces, digest=digest
+        )
+        return [(pull, ids)]
+
+    def pushes(self, shard: int) -> list[tuple[m.Push, tuple[Block, ...]]]:
+        """The messages of a push for this shard; the same ones when sent again."""
+        assert self.push is not None
+        parts, rides = self.push[shard], self.number if shard in self.unread else 0
+        return [
+            (
+                m.Push(
+                    key=self.key.id,
+                    shard=shard,
+                    clock=self.clock,
+                    since=self.key.since,
+                    part=number,
+                    parts=len(parts),
+                    pieces=part.pieces,
+                    pull=rides,
+                    hyper=self.hyper,
+                    completes=self.completes,
+                    filtered=part.sealed.filtered if part.sealed is not None else (),
+                    traffic=part.sealed.traffic if part.sealed is not None else (),
+                    residual=part.sealed.residual if part.sealed is not None else 0.0,
+                ),
+                part.blocks,
+            )
+            for number, part in enumerate(parts)
+        ]
+
     def disown(self) -> None:
         """The caller leaves before the end: what was borrowed of its memory is copied, should it be sent again, and
         what comes late does not go there."""
@@ -105,7 +193,7 @@ class Op:
             self.abandon()
         if self.push is not None:
             self.push = {
-                shard: [(pieces, tuple(_own(block) for block in blocks)) for pieces, blocks in parts]
+                shard: [part._replace(blocks=tuple(_own(block) for block in part.blocks)) for part in parts]
                 for shard, parts in self.push.items()
             }
 

@@ -93,15 +93,18 @@ class TableEntry(Entry):
                 block.array.view(np.int64)[:] = way.ids[start + lo : start + hi]
         return blocks, owned
 
+    def merged(self, way: Route, rows: Array) -> Array:
+        """One row for each different id, in the order of its way."""
+        return merge_rows(way, rows, dtype=self.dtype, reducer=self.reducer)
+
     def packed(self, way: Route, pieces: Pieces, rows: Array) -> tuple[dict[int, tuple[Block, ...]], list[Block]]:
-        """The ids and rows of each piece, those of the same id reduced; and the blocks to free when it is done."""
-        merged = merge_rows(way, rows, dtype=self.dtype, reducer=self.reducer)
+        """The ids and rows of each piece; and the blocks to free when it is done. `rows` are merged."""
         blocks, owned = self._allot(pieces, ID_BYTES + self.key.itemsize)
         for shard, wanted in pieces.items():
             for (slot, lo, hi), block in zip(wanted, blocks[shard], strict=True):
                 begin, end, cut = way.bounds[slot] + lo, way.bounds[slot] + hi, ID_BYTES * (hi - lo)
                 block.array[:cut].view(np.int64)[:] = way.ids[begin:end]
-                block.array[cut:].view(self.storage)[:] = merged[begin:end].reshape(-1)
+                block.array[cut:].view(self.storage)[:] = rows[begin:end].reshape(-1)
         return blocks, owned
 
     def parts(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,9 +115,9 @@ class TableEntry(Entry):
         found: dict[int, list[Part]] = {}
         for shard, wanted in pieces.items():
             if self._shares(shard) or len(wanted) <= 1:
-                found[shard] = [(wanted, blocks[shard])]
+                found[shard] = [Part(wanted, blocks[shard])]
             else:
-                found[shard] = [((piece,), (block,)) for piece, block in zip(wanted, blocks[shard], strict=True)]
+                found[shard] = [Part((piece,), (block,)) for piece, block in zip(wanted, blocks[shard], strict=True)]
         return found
 
     def _shares(self, shard: int) -> bool:

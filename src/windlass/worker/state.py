@@ -218,35 +218,8 @@ class WorkerState:
         head = key.head(shard)
         if head is None:
             return []
-        if op.push is None or shard not in op.unacked:
-            assert op.pull is not None
-            left = [place for place, piece in enumerate(op.pull[shard]) if piece in op.unread[shard]]
-            pieces = tuple(op.pull[shard][place] for place in left)
-            ids = tuple(op.ids[shard][place] for place in left) if op.ids is not None else ()
-            pull = m.Pull(pull=op.number, key=key.id, shard=shard, clock=op.clock, pieces=pieces)
-            return [Send(head, pull, ids, priority=key.spec.priority)]
-        parts = op.push[shard]
-        rides = op.number if shard in op.unread else 0
-        return [
-            Send(
-                head,
-                m.Push(
-                    key=key.id,
-                    shard=shard,
-                    clock=op.clock,
-                    since=key.since,
-                    part=part,
-                    parts=len(parts),
-                    pieces=pieces,
-                    pull=rides,
-                    hyper=op.hyper,
-                    completes=op.completes,
-                ),
-                blocks,
-                priority=key.spec.priority,
-            )
-            for part, (pieces, blocks) in enumerate(parts)
-        ]
+        messages = op.pulls(shard) if op.push is None or shard not in op.unacked else op.pushes(shard)
+        return [Send(head, message, blocks, priority=key.spec.priority) for message, blocks in messages]
 
     def _read(self, op: Op) -> list[Effect | Call]:
         """Ask the keeper for all of it, under a new number: what earlier asking may still bring is of another round."""
@@ -287,6 +260,8 @@ class WorkerState:
                 return self._on_pulled(event, message)
             case m.Ack():
                 return self._on_ack(message)
+            case m.NeedIds():
+                return self._on_need_ids(event.peer, message)
             case m.Membership() if event.peer == MANAGER:
                 return self._on_membership(message)
             case m.Misplaced(key=key, shard=shard):
@@ -317,12 +292,19 @@ class WorkerState:
             if event.is_shared and pulled.pins:
                 effects.append(Send(peer, m.Release(pins=pulled.pins)))
             return [*effects, Recycle(event.data)]
+        data = event.data
         if pulled.error:
             op.error = op.error or UsageError(pulled.error)
-        elif [part.nbytes for part in event.data] != [(hi - lo) * op.key.itemsize for _, lo, hi in pulled.pieces]:
-            return self._complete(
-                op, PeerError(f"{self.name(peer)} answered '{op.key.spec.name}' with the wrong length")
-            )
+        elif op.key.filtering is not None:
+            try:
+                data = op.key.filtering.open(pulled, data, op)
+            except PeerError as error:
+                return self._complete(op, error)
+        if not pulled.error:
+            expected = [(hi - lo) * op.key.itemsize for _, lo, hi in pulled.pieces]
+            if [part.nbytes for part in data[: len(expected)]] != expected:
+                wrong = f"{self.name(peer)} answered '{op.key.spec.name}' with the wrong length"
+                return self._complete(op, PeerError(wrong))
         op.asked_at = self._now
         unread.difference_update(pulled.pieces)
         if not unread:
@@ -330,7 +312,7 @@ class WorkerState:
             op.unacked.discard(shard)  # the answer to a pull that rides on a push acknowledges the push
         deliver = op.deliver
         if deliver is not None and op.error is None:
-            effects.append(Call(lambda: deliver(pulled, event.data, event.is_shared)))
+            effects.append(Call(lambda: deliver(pulled, data, event.is_shared)))
         if not event.is_shared:
             effects.append(Recycle(event.data))
         elif pulled.pins:
@@ -370,6 +352,25 @@ class WorkerState:
                     effects += self._complete(op, op.error)
         return effects
 
+    def _on_need_ids(self, peer: Incarnation, need: m.NeedIds) -> list[Effect | Call]:
+        """A list of ids is not there: that push again, with it, and those after it, which were not admitted either."""
+        pull = self.ops.get(need.pull)
+        if pull is not None and pull.key.filtering is not None and need.shard in pull.unread:
+            pull.known.discard(need.shard)
+            pull.key.filtering.miss(need.digest, peer)
+            return self._send(pull, need.shard)
+        effects: list[Effect | Call] = []
+        for op in list(self._pushing.get(need.key, {}).values()):
+            waits = need.shard in op.unacked and op.clock >= need.clock and op.key.head(need.shard) == peer
+            if not waits or op.push is None or op.key.filtering is None:
+                continue
+            if op.clock == need.clock:
+                parts = op.push[need.shard]
+                if need.part < len(parts):
+                    parts[need.part] = op.key.filtering.in_full(parts[need.part], need.digest, peer)
+            effects += self._send(op, need.shard)
+        return effects
+
     def _complete(self, op: Op, error: WindlassError | None) -> list[Effect | Call]:
         self.ops.pop(op.number, None)
         if op.push is not None:
@@ -405,6 +406,8 @@ class WorkerState:
             return []
         self.generation = generation
         self.checkpoint = membership.checkpoint
+        for key in [key for keys in self._keys.values() for key in keys if key.filtering is not None]:
+            key.filtering.forget_peers()  # type: ignore[union-attr]
         previous = self.nodes
         self.nodes = {node.incarnation: node for node in membership.nodes}
         gone = {who: node for who, node in previous.items() if who not in self.nodes}

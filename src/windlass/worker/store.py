@@ -174,6 +174,7 @@ class Store(Tables):
         task = Task(self._client, "pushpull", items)
         lease = lease_of(completes)
         landings: dict[str, Landing | RowLanding] = {}
+        pulls: list[Op] = []
         ops: list[Op] = []
         is_one = isinstance(key, str)
         for name, given in items.items():
@@ -181,10 +182,9 @@ class Store(Tables):
             one_out = out if is_one else (out or {}).get(name)
             if isinstance(entry, TableEntry):
                 no_range(name, range)
-                like, flat = entry.ids(wanted.get(name), "pushpull")
-                rows = landings[name] = RowLanding(entry, entry.route(flat), like, one_out)
-                rows.task = task
-                op = self._push_rows_op(task, entry, given, wanted.get(name), hyper, landing=rows)
+                op, pull, rows = self._pushpull_rows_ops(task, entry, given, wanted.get(name), hyper, one_out)
+                landings[name] = rows
+                pulls += pull
             else:
                 no_ids(name, wanted)
                 landing = landings[name] = Landing(
@@ -200,7 +200,7 @@ class Store(Tables):
             task.shape_result(landings[key].take)  # type: ignore[index]
         else:
             task.shape_result(lambda: {name: landing.result for name, landing in landings.items()})
-        return self._go(task, ops, wait, timeout)
+        return self._go(task, ops + pulls, wait, timeout)
 
     def _go(self, task: Task, ops: list[Op], wait: bool, timeout: float | None) -> Any:
         self._client.submit(*ops, until=task if wait else None, timeout=timeout)
@@ -225,7 +225,11 @@ class Store(Tables):
         pieces = split(entry.key, lo, hi)
         recorder = self._client.recorder
         began = recorder.now() if recorder is not None else 0
-        parts, owned = entry.parts(flat, lo, pieces, may_borrow=may_borrow)
+        filtering = entry.key.filtering
+        if filtering is not None:
+            parts, owned = filtering.dense(flat, lo, pieces)
+        else:
+            parts, owned = entry.parts(flat, lo, pieces, may_borrow=may_borrow)
         if recorder is not None and owned:
             recorder.note(Category.COPY, f"copy {entry.key.spec.name}", began, {"bytes": flat.nbytes})
         done = task.finish if landing is None else landing.finish
@@ -271,9 +275,13 @@ class Store(Tables):
             self._level(entry)
         way = entry.route(flat)
         pieces = entry.pieces(way)
-        blocks, owned = entry.packed(way, pieces, rows)
+        merged, filtering = entry.merged(way, rows), entry.key.filtering
+        if filtering is not None:
+            parts, owned = filtering.rows(way, pieces, merged)
+        else:
+            blocks, owned = entry.packed(way, pieces, merged)
+            parts = entry.grouped(pieces, blocks)
         done = task.finish if landing is None else landing.finish
-        parts = entry.grouped(pieces, blocks)
         op = Op(entry.key, parts, None, None, self._freeing(owned, done, entry, task), owner=task)
         if landing is not None:
             op.pull, op.deliver, op.abandon = pieces, landing.deliver, landing.abandon
@@ -281,6 +289,20 @@ class Store(Tables):
         if hyper:
             op.hyper = numbers_of(hyper)
         return op
+
+    def _pushpull_rows_ops(
+        self, task: Task, entry: TableEntry, value: Any, ids: Any, hyper: Mapping[str, float] | None, out: Any
+    ) -> tuple[Op, list[Op], RowLanding]:
+        """A push, with the pull riding on it; where filters leave rows out, or only name the ids, it follows."""
+        if entry.key.filtering is None:
+            like, flat = entry.ids(ids, "pushpull")
+            landing = RowLanding(entry, entry.route(flat), like, out)
+            landing.task = task
+            return self._push_rows_op(task, entry, value, ids, hyper, landing=landing), [], landing
+        op = self._push_rows_op(task, entry, value, ids, hyper)
+        pull, landing = self._pull_rows_op(task, entry, ids, out)
+        task.expect_more()
+        return op, [pull], landing
 
     def _pull_rows_op(self, task: Task, entry: TableEntry, ids: Any, out: Any) -> tuple[Op, RowLanding]:
         like, flat = entry.ids(ids, "pull")
@@ -298,6 +320,8 @@ class Store(Tables):
 
         op = Op(entry.key, None, pieces, landing.deliver, free_and_finish, owner=task)
         op.ids, op.reads_newest, op.abandon = blocks, self.is_driver, landing.abandon
+        if entry.key.filtering is not None:
+            op.digests, op.known = entry.key.filtering.name_ids(way, pieces)
         return op, landing
 
     def _checked(self, entry: Entry, value: Any, lo: int, hi: int, *, is_range: bool) -> Array:
@@ -469,8 +493,11 @@ class Store(Tables):
         return landing.version
 
     def status(self) -> dict[str, Any]:
-        """The whole cluster as plain data: nodes, generation, keys, and what each server holds and waits for."""
+        """The whole cluster as plain data: nodes, generation, keys, what each server holds and waits for, and what this
+        worker's own filters have sent and kept back."""
         said = self._manager_says()
+        filtered = {name: entry.key.filtering for name, entry in self._entries.items()}
+        said["filters"] = {name: each.status() for name, each in filtered.items() if each is not None}
         said["servers"] = {
             node.name: self._client.request(
                 node.incarnation, lambda n: m.Inspect(request=n), f"the status of {node.name}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from windlass._wire import messages as m
 from windlass.errors import UsageError
+from windlass.filters import Filter, filter_rules
+from windlass.filters.rules import chain_of
 from windlass.store.initial import Initial, initial_rule
 from windlass.store.reduce import Reducer, reducer_rule
 from windlass.store.table_options import table_options
@@ -98,6 +100,7 @@ class Tables(Declaring):
         reduce: str | Reducer = "sum",
         update: str | Updater = "add",
         consistency: Consistency | None = None,
+        filters: Sequence[str | Filter] = (),
         admit_after: int = 1,
         max_rows: int | None = None,
         ttl_updates: int | None = None,
@@ -142,7 +145,9 @@ class Tables(Declaring):
             priority=priority,
             namespace=self.namespace,
             table=table,
+            filters=filter_rules(filters, self._local),
         )
+        chain_of(spec, self._local or {})  # raises for what does not fit
         table_options(spec, table)  # raises for what no table can be
         self._declare(spec, f"create_table('{key}')", "numpy", None)
         return self.table(key)

@@ -61,6 +61,10 @@ class Task:
         """How to make the result once everything is here. Called by the store only."""
         self._shape = shape
 
+    def expect_more(self) -> None:
+        """One part more than there are keys. Called by the store only."""
+        self._left += 1
+
     def finish(self, error: WindlassError | None) -> None:
         """One part is done. Called by the store only."""
         self._left -= 1

@@ -91,7 +91,7 @@ def _verb(op: Op) -> tuple[Category, str]:
 def _num_bytes(op: Op) -> int:
     """What it sends, or what it reads where it only reads."""
     if op.push is not None:
-        return sum(block.array.nbytes for parts in op.push.values() for _, blocks in parts for block in blocks)
+        return sum(block.array.nbytes for parts in op.push.values() for part in parts for block in part.blocks)
     pieces = op.pull or {}
     return sum((hi - lo) * op.key.itemsize for wanted in pieces.values() for _, lo, hi in wanted)
 

@@ -28,7 +28,7 @@ class Witness:
         row = self._rows[key]
         if row is None:
             return
-        elements = sum(hi - lo for parts in op.push.values() for pieces, _ in parts for _, lo, hi in pieces)
+        elements = sum(hi - lo for parts in op.push.values() for part in parts for _, lo, hi in part.pieces)
         finish, began_at = op.finish, time.monotonic()
 
         def note(error: WindlassError | None) -> None:

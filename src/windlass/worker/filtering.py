@@ -1,0 +1,205 @@
+"""The filters of one key in one worker: what a push becomes before it is sent, and what a filtered answer says."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from windlass._transport.base import Hub
+from windlass._wire import messages as m
+from windlass.errors import PeerError
+from windlass.filters import Chain, NeedIds, Payload, Receiver, Sender
+from windlass.filters.sealing import seal, unseal
+from windlass.store.batch import Route
+from windlass.types import STORAGE, Array, Block, Bytes, Incarnation
+from windlass.worker.ops import KeyInfo, Op, Part, Sealed
+from windlass.worker.split import Pieces
+
+NORM_SECONDS = 0.5
+"""How often the norm of a large residual is computed, which the servers are told."""
+
+SMALL_BYTES = 1 << 18
+
+
+class KeyFilter:
+    """Thread-safe. A residual belongs to this worker and this key; what is encoded counts as sent."""
+
+    def __init__(self, key: KeyInfo, chain: Chain, hub: Hub, rank: int) -> None:
+        self._key, self._hub = key, hub
+        self.sender = Sender(chain, seed=zlib.crc32(key.spec.name.encode()) * 65537 + rank)
+        on_pull = chain.for_pull()
+        self._receiver = Receiver(on_pull) if on_pull.filters else None
+        self._lock = threading.Lock()
+        self._norm, self._norm_at = 0.0, -NORM_SECONDS
+
+    # --- out ----------------------------------------------------------------------------------------------------------
+
+    def dense(self, flat: Array, lo: int, pieces: Pieces) -> tuple[dict[int, list[Part]], list[Block]]:
+        """A push of the elements from `lo` on: a payload for each piece, and the blocks to free when it is done."""
+        owned: list[Block] = []
+        parts: dict[int, list[Part]] = {}
+        with self._lock:
+            for shard, wanted in pieces.items():
+                made = [self._part(shard, (piece,), flat, lo, owned) for piece in wanted]
+                parts[shard] = made or [Part((), ())]
+        return parts, owned
+
+    def _part(self, shard: int, pieces: tuple[m.Piece], flat: Array, lo: int, owned: list[Block]) -> Part:
+        [(slot, begin, end)] = pieces
+        start = slot * self._key.slot_size + begin
+        values = flat[start - lo : start - lo + end - begin]
+        return self._sealed(shard, pieces, owned, values=values, lo=start)
+
+    def rows(self, way: Route, pieces: Pieces, merged: Array) -> tuple[dict[int, list[Part]], list[Block]]:
+        """A push to a table: a payload for each shard, of its ids slot by slot."""
+        owned: list[Block] = []
+        parts: dict[int, list[Part]] = {}
+        with self._lock:
+            for shard, wanted in pieces.items():
+                if not wanted:
+                    parts[shard] = [Part((), ())]
+                    continue
+                slots = self._key.spec.shard_slots(shard, len(self._key.chains))
+                lo, hi = way.bounds[slots.start], way.bounds[slots.stop]
+                part = self._sealed(shard, wanted, owned, values=merged[lo:hi], ids=way.ids[lo:hi])
+                parts[shard] = [part]
+        return parts, owned
+
+    def _sealed(self, shard: int, pieces: tuple[m.Piece, ...], owned: list[Block], **given: Any) -> Part:
+        before = self.sender.sizes
+        payload = self.sender.encode(**given, peer=self._key.head(shard) or 0)
+        traffic = tuple((self.sender.sizes - before).tolist())
+        return self._pack(pieces, payload, traffic, shard, owned)
+
+    def _pack(
+        self, pieces: tuple[m.Piece, ...], payload: Payload, traffic: tuple[int, ...], shard: int, owned: list[Block]
+    ) -> Part:
+        lengths, data = seal(payload)
+        block, head = Block(data), self._key.head(shard)
+        if data.nbytes > self._hub.copied_bytes and head is not None and self._hub.shares_memory_with(head):
+            block = self._hub.memory.allocate(data.nbytes)
+            block.array[:] = data
+            owned.append(block)
+        filtered = (m.Filtered(meta=payload.meta, lengths=lengths),)
+        return Part(pieces, (block,), Sealed(filtered, traffic, self._residual_norm(), (payload,)))
+
+    def in_full(self, part: Part, digest: str, peer: Incarnation) -> Part:
+        if part.sealed is None:
+            return part
+        with self._lock:
+            [payload] = part.sealed.payloads
+            full = self.sender.resend(payload, NeedIds(digest), peer=peer)
+            lengths, data = seal(full)
+            sealed = Sealed(
+                (m.Filtered(meta=full.meta, lengths=lengths),), part.sealed.traffic, part.sealed.residual, (full,)
+            )
+            return Part(part.pieces, (Block(data),), sealed)
+
+    def name_ids(self, way: Route, shards: Iterable[int]) -> tuple[dict[int, str], set[int]]:
+        """What a pull calls the ids of each shard, so that the push that follows need not send them; and who is
+        believed to have them already."""
+        digests: dict[int, str] = {}
+        known: set[int] = set()
+        if not self.sender.chain.has_id_cache:
+            return digests, known
+        with self._lock:
+            for shard in shards:
+                slots = self._key.spec.shard_slots(shard, len(self._key.chains))
+                lo, hi = way.bounds[slots.start], way.bounds[slots.stop]
+                if hi > lo:
+                    named = self.sender.name_ids(way.ids[lo:hi], peer=self._key.head(shard) or 0)
+                    digests[shard] = named.digest
+                    if named.ids is None:
+                        known.add(shard)
+        return digests, known
+
+    def miss(self, digest: str, peer: Incarnation) -> None:
+        """This peer has not got that list."""
+        with self._lock:
+            self.sender.miss(digest, peer=peer)
+
+    def forget_peers(self) -> None:
+        with self._lock:
+            self.sender.forget_peers()
+
+    def _residual_norm(self) -> float:
+        now = time.monotonic()
+        if self.sender.residual_bytes < SMALL_BYTES or now - self._norm_at >= NORM_SECONDS:
+            self._norm, self._norm_at = self.sender.residual_norm, now
+        return self._norm
+
+    # --- in -----------------------------------------------------------------------------------------------------------
+
+    def open(self, pulled: m.Pulled, data: tuple[Bytes, ...], op: Op) -> tuple[Bytes, ...]:
+        """What a filtered answer says, a buffer for each piece; and what it says of thresholds is noted."""
+        values = data[: len(pulled.pieces)]
+        rest = data[len(pulled.pieces) :]
+        if pulled.filtered:
+            values, rest = self._decoded(pulled, data)
+        if pulled.threshold is not None:
+            self._note(pulled, values, rest, op)
+        return values
+
+    def _decoded(self, pulled: m.Pulled, data: tuple[Bytes, ...]) -> tuple[tuple[Bytes, ...], tuple[Bytes, ...]]:
+        count = len(pulled.filtered)
+        if self._receiver is None or count > len(data):
+            raise PeerError(f"'{self._key.spec.name}': an answer came filtered that should not be")
+        width = 1 if self._key.spec.table is None else self._key.spec.table.dim
+        counts = [(hi - lo) * width for _, lo, hi in pulled.pieces]
+        sizes = counts if self._key.spec.table is None else [sum(counts)]
+        found: list[Array] = []
+        for sealed, part, size in zip(pulled.filtered, data, sizes, strict=False):
+            decoded = self._receiver.decode(unseal(sealed.meta, sealed.lengths, part), size=size)
+            assert not isinstance(decoded, NeedIds)
+            found.append(self._published(decoded.values))
+        whole = found[0] if len(found) == 1 else np.concatenate(found)
+        storage = STORAGE[self._key.spec.dtype].itemsize
+        ends = np.cumsum([0, *(each * storage for each in counts)]).tolist()
+        flat = whole.reshape(-1).view(np.uint8)
+        return tuple(flat[lo:hi] for lo, hi in pairwise(ends)), data[count:]
+
+    def _published(self, values: Array) -> Array:
+        """As the key's own type; what was decoded of 16-bit numbers is float32."""
+        dtype = self._key.spec.dtype
+        if values.dtype == STORAGE[dtype]:
+            return np.ascontiguousarray(values)
+        from windlass.store import kernels
+
+        halves = np.empty(values.size, np.uint16)
+        kernels.publish(halves, np.ascontiguousarray(values).reshape(-1), 0, values.size, kernels.ENCODINGS[dtype])
+        return halves
+
+    def _note(self, pulled: m.Pulled, values: tuple[Bytes, ...], rest: tuple[Bytes, ...], op: Op) -> None:
+        """Remember how large a gradient has to be to matter."""
+        key, ids = self._key, _ids_by_piece(op)
+        dtype = STORAGE[key.spec.dtype]
+        with self._lock:
+            for place, (piece, part) in enumerate(zip(pulled.pieces, values, strict=True)):
+                threshold: Any = pulled.threshold
+                if threshold == -1.0:
+                    threshold = rest[place].view(np.float32)
+                weights = part.view(dtype)
+                if key.spec.table is None:
+                    self.sender.note_pulled(weights, threshold, lo=piece[0] * key.slot_size + piece[1])
+                else:
+                    self.sender.note_pulled(weights, threshold, ids=ids[piece])
+
+    def status(self) -> dict[str, Any]:
+        with self._lock:
+            return self.sender.status()
+
+
+def _ids_by_piece(op: Op) -> dict[m.Piece, Array]:
+    if op.ids is None or op.pull is None:
+        return {}
+    return {
+        piece: block.array.view(np.int64)
+        for shard, pieces in op.pull.items()
+        for piece, block in zip(pieces, op.ids[shard], strict=True)
+    }
