@@ -26,6 +26,7 @@ from windlass.apps.logistic.plan import Plan
 from windlass.apps.logistic.progress import LEADS, Share, Teller
 from windlass.apps.logistic.proximal import BlockProximal, led
 from windlass.apps.logistic.rows import Floats, Ids, Rows
+from windlass.filters import KKT, IdCache
 from windlass.types import Array, Sequential
 from windlass.worker.store import Store
 
@@ -117,6 +118,7 @@ class BlockFit:
             dim=2,
             update=BlockProximal(plan.l1, step),
             consistency=plan.consistency,
+            filters=[IdCache(), KKT(margin=1 / workers, gradient_column=1)],
             slots=self._slots,
         )
         if plan.intercept:
@@ -151,7 +153,6 @@ class BlockFit:
         told[listed] = found
         ids = self.columns.ids[listed]
         task = self._store.pushpull(self._table, change, ids=ids, hyper=self._hyper, wait=False)
-        self.pushed_bytes += change.nbytes
         self._flights.append(Flight(block, task))
 
     def _land(self) -> None:
@@ -200,8 +201,10 @@ class BlockFit:
         weights.bias_before, weights.bias = weights.bias, float(led(bias[1:], bias[:1], lead)[0])
 
     def share(self, passes: int, votes: float) -> Share:
+        # What the filters have left of the pushes, ids included.
+        sent = self._store.status()["filters"][self._table]["filters"][-1]["after"]
         nonzeros = np.sum(self.weights.shares, where=self.weights.now != 0, dtype=np.float64)
-        return Share(passes, float(nonzeros), self.pushed_bytes, self.pulled_bytes, votes)
+        return Share(passes, float(nonzeros), self.pushed_bytes + sent, self.pulled_bytes, votes)
 
 
 def fit(store: Store, rows: Rows, plan: Plan, features_per_row: float, teller: Teller) -> tuple[Ids, Floats, float]:

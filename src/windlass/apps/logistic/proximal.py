@@ -7,6 +7,7 @@ where workers push in rounds, else with parts that are a little old.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -75,6 +76,10 @@ class BlockProximal(Updater):
     @property
     def counts_steps(self) -> bool:
         return False
+
+    def threshold(self, state: Mapping[str, Array]) -> float:
+        """The penalty; the gradient that there is already, a row itself tells."""
+        return self.l1
 
     def update(self, value: Array, grad: Array, state: dict[str, Array], step: int) -> None:
         from windlass.apps.logistic import kernels
