@@ -56,6 +56,6 @@ def write_libsvm(path, rows: Rows, label: str = "{:+.0f}") -> None:
     lines = []
     for row in range(len(rows)):
         span = slice(rows.starts[row], rows.starts[row + 1])
-        pairs = " ".join(f"{i}:{v:.7g}" for i, v in zip(rows.ids[span], rows.values[span], strict=True))
+        pairs = " ".join(f"{i}:{v:.9g}" for i, v in zip(rows.ids[span], rows.values[span], strict=True))
         lines.append(f"{label.format(rows.labels[row])} {pairs}\n")
     path.write_text("".join(lines))

@@ -87,7 +87,7 @@ class Model:
 def load(path: str | PathLike[str]) -> Model:
     """The model in a file that `save` wrote."""
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
             if "format" not in found or str(found["format"]) != FORMAT:
                 raise UsageError(f"'{path}' is no model of this kind: expected the format {FORMAT}")
             return Model(

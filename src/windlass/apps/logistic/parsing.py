@@ -37,7 +37,7 @@ _TAB, _NEWLINE, _RETURN, _SPACE, _HASH, _PLUS, _COMMA, _MINUS, _DOT, _ZERO, _NIN
 )
 _E, _LARGE_E = int(b"e"[0]), int(b"E"[0])
 _MOST_DIGITS = 18
-_LARGEST = 3.4028234663852886e38
+_TOO_LARGE = 3.4028235677973366e38  # what is nearer to 2**128 than to the largest float32
 _MOST_TENTH = ((1 << 63) - 1) // 10
 
 
@@ -86,7 +86,7 @@ def _number(text: Array, at: int, end: int, found: Array) -> int:
         value *= 10.0 ** min(exponent, 400)
     elif exponent < 0:
         value = value / 10.0 ** -exponent if exponent >= -300 else 0.0
-    if not abs(value) <= _LARGEST:
+    if not abs(value) < _TOO_LARGE:
         return at
     found[0] = value
     return here
@@ -98,9 +98,10 @@ def _integer(text: Array, at: int, end: int, found: Array) -> int:
     large for an int64."""
     here, value = at, np.int64(0)
     while here < end and _ZERO <= text[here] <= _NINE:
-        if value >= _MOST_TENTH:
+        digit = np.int64(text[here]) - _ZERO
+        if value > _MOST_TENTH or (value == _MOST_TENTH and digit > 7):
             return at
-        value = value * 10 + (np.int64(text[here]) - _ZERO)
+        value = value * 10 + digit
         here += 1
     found[0] = value
     return here

@@ -46,6 +46,7 @@ class Source:
     path: str
     format: str = "auto"
     label: str = "1"
+    stretch_bytes: int = STRETCH_BYTES
 
     @property
     def kind(self) -> str:
@@ -92,7 +93,7 @@ class Source:
         with self.open() as file:
             if Path(self.path).suffix in OPENERS:
                 file.read(skipped)
-                for number, found in enumerate(_stretches(file, skipped, None)):
+                for number, found in enumerate(_stretches(file, skipped, None, self.stretch_bytes)):
                     if number % workers == rank:
                         yield found
                 return
@@ -101,7 +102,7 @@ class Source:
             file.seek(max(0, lo - 1))
             if lo > 0:
                 lo += len(file.readline()) - 1  # the line that began before is the part's before this one
-            yield from _stretches(file, lo, hi)
+            yield from _stretches(file, lo, hi, self.stretch_bytes)
 
     # --- csv ----------------------------------------------------------------------------------------------------------
 
@@ -204,16 +205,12 @@ def _parse_libsvm(text: Array) -> tuple[Rows, int, int]:
     return room.rows()
 
 
-def _stretches(file: IO[bytes], at: int, end: int | None) -> Iterator[tuple[int, bytes]]:
+def _stretches(file: IO[bytes], at: int, end: int | None, most: int) -> Iterator[tuple[int, bytes]]:
     """Whole lines from here on: those that begin before `end`."""
-    while (end is None or at < end) and (text := file.read(_bytes_until(at, end))):
+    while (end is None or at < end) and (text := file.read(most if end is None else min(most, end - at))):
         text += file.readline() if not text.endswith(b"\n") else b""
         yield at, text
         at += len(text)
-
-
-def _bytes_until(at: int, end: int | None) -> int:
-    return STRETCH_BYTES if end is None else min(STRETCH_BYTES, end - at)
 
 
 def _is_number(field: bytes) -> bool:
