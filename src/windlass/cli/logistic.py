@@ -157,7 +157,8 @@ def _watched(cluster: Cluster, plan: Plan, board: Board) -> Iterator[None]:
     def watch() -> None:
         while not is_over.wait(WATCH_SECONDS):
             try:
-                if plan.key(telling.KEY) in store.keys():
+                known = store.keys()
+                if plan.key(telling.KEY) in known:
                     board.show(telling.read(store, plan, cluster.num_workers))
             except WindlassError:
                 pass  # the key is not there yet, or not any more; what happened to the cluster the run will say

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -70,7 +72,7 @@ def test_sequential_fits_repeat_bit_for_bit(cluster):
 def test_the_objective_falls_in_every_pass_but_for_rounding(cluster):
     history = fit(cluster)[0].history
     assert history[0].objective == pytest.approx(len(ROWS) * np.log(2))
-    assert all(b.objective <= a.objective * (1 + 1e-6) for a, b in zip(history, history[1:], strict=False))
+    assert all(b.objective <= a.objective * (1 + 1e-6) for a, b in pairwise(history))
 
 
 def test_blocks_get_there_with_less_than_half_of_the_bytes(cluster, least):

@@ -27,7 +27,8 @@ def read(tmp_path, text, name="data.libsvm", **options):
 
 
 def test_a_libsvm_line_is_a_label_and_pairs(tmp_path):
-    found = read(tmp_path, "+1 3:0.5 7:-2e-1 # a comment\n\n# nothing\n0 9223372036854775807:1\n-1\n1\t4:.25 4:1.\r\n1 5:1")
+    lines = "+1 3:0.5 7:-2e-1 # a comment", "", "# nothing", "0 9223372036854775807:1", "-1", "1\t4:.25 4:1.\r", "1 5:1"
+    found = read(tmp_path, "\n".join(lines))
     assert found.labels.tolist() == [1, -1, -1, 1, 1]
     assert found.starts.tolist() == [0, 2, 3, 3, 5, 6]
     assert found.ids.tolist() == [3, 7, (1 << 63) - 1, 4, 4, 5]
@@ -97,7 +98,9 @@ def test_packed_files_are_read_as_they_are(tmp_path, suffix, pack):
 
 
 @settings(max_examples=60, deadline=None)
-@given(number=st.floats(allow_nan=False, allow_infinity=False, width=32), form=st.sampled_from(["{}", "{:.9e}", "{:+}"]))
+@given(
+    number=st.floats(allow_nan=False, allow_infinity=False, width=32), form=st.sampled_from(["{}", "{:.9e}", "{:+}"])
+)
 def test_numbers_are_read_as_python_reads_them(tmp_path_factory, number, form):
     text = form.format(number)
     found = read(tmp_path_factory.mktemp("number"), f"1 1:{text}\n").values[0]

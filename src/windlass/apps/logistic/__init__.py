@@ -1,8 +1,8 @@
 """Sparse logistic regression with an L1 penalty: algorithms 1 and 3 of the parameter server paper.
 
-    with wl.Cluster(servers=1, workers=2) as cluster:
-        fitted = cluster.run(logistic.train, "train.libsvm", logistic.Plan(l1=1.0))[0]
-    fitted.model.save("model.npz")
+with wl.Cluster(servers=1, workers=2) as cluster:
+    fitted = cluster.run(logistic.train, "train.libsvm", logistic.Plan(l1=1.0))[0]
+fitted.model.save("model.npz")
 """
 
 from windlass.apps.logistic.fitting import Census, Fitted, fit, train

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -94,11 +95,13 @@ class BlockFit:
         order = np.argsort(numbers, kind="stable")
         self.columns = Columns(rows, features, kept[order])
         bounds = np.searchsorted(numbers[order], np.arange(num_blocks + 1))
-        cut = [np.arange(lo, hi) for lo, hi in zip(bounds[:-1], bounds[1:], strict=True)]
+        cut = [np.arange(lo, hi) for lo, hi in pairwise(bounds.tolist())]
         self.blocks = [Block(each, each) for each in cut]
         size = len(self.columns)
-        shares = (features.masses / np.maximum(totals, np.float32(1e-30)))[kept][order]
-        self.weights = Weights(np.zeros(size, np.float32), np.zeros((size, 2), np.float32), shares, np.zeros(size, np.float32))
+        shares = (features.masses / np.maximum(totals, np.float32(1e-30))).astype(np.float32)[kept][order]
+        self.weights = Weights(
+            np.zeros(size, np.float32), np.zeros((size, 2), np.float32), shares, np.zeros(size, np.float32)
+        )
         self._declare()
 
     def _add_masses(self, features: Features) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -47,6 +48,7 @@ def train(store: Store, source: Source | str | Path, plan: Plan) -> Fitted:
 def fit(store: Store, rows: Rows, plan: Plan) -> Fitted:
     """Fit a model to the examples of all workers, of which `rows` are this one's. Every worker calls it, with the same
     plan; it blocks until the fit is done. Its keys, whose names begin with the plan's, are deleted in the end."""
+    began = time.monotonic()
     plan.check()
     census = take_census(store, rows)
     if not census.rows:
@@ -55,7 +57,7 @@ def fit(store: Store, rows: Rows, plan: Plan) -> Fitted:
         kind = "+1" if census.positive else "-1 or 0"
         raise UsageError(f"expected examples of two classes, got {census.rows} that are all labelled {kind}")
     _clear(store, plan)
-    teller = Teller(store, plan)
+    teller = Teller(store, plan, began)
     if plan.algorithm == 1:
         ids, weights, bias = gradient.fit(store, rows, plan, census.highest + 1, teller)
     else:
@@ -77,7 +79,8 @@ def take_census(store: Store, rows: Rows) -> Census:
 def _clear(store: Store, plan: Plan) -> None:
     """Delete what a fit of this name has left; nobody goes on before that."""
     if store.is_lowest:
-        for key in store.keys():
+        left = store.keys()
+        for key in left:
             if key.startswith(f"{plan.name}/"):
                 store.delete(key)
     store.barrier()

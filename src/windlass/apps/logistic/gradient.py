@@ -46,7 +46,8 @@ class GradientFit:
 
     @property
     def weights(self) -> Floats:
-        return self._scaled / self._bound
+        found: Floats = self._scaled / self._bound
+        return found
 
     def run_pass(self) -> None:
         found = np.zeros_like(self._told)

@@ -271,5 +271,3 @@ def score(starts: Array, ids: Array, values: Array, known: Array, weights: Array
             if place < known.size and known[place] == ids[at]:
                 total += values[at] * weights[place]
         found[row] += total
-
-

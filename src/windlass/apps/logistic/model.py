@@ -90,9 +90,7 @@ def load(path: str | PathLike[str]) -> Model:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
             if "format" not in found or str(found["format"]) != FORMAT:
                 raise UsageError(f"'{path}' is no model of this kind: expected the format {FORMAT}")
-            return Model(
-                found["ids"], found["weights"], *(float(found[name]) for name in ("bias", "l1", "objective"))
-            )
+            return Model(found["ids"], found["weights"], *(float(found[name]) for name in ("bias", "l1", "objective")))
     except FileNotFoundError:
         raise UsageError(f"there is no file '{path}'") from None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:

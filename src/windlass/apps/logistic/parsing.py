@@ -49,8 +49,8 @@ def _number(text: Array, at: int, end: int, found: Array) -> int:
     if here < end and (text[here] == _MINUS or text[here] == _PLUS):
         sign = -1.0 if text[here] == _MINUS else 1.0
         here += 1
-    mantissa, digits, exponent, seen = np.int64(0), 0, 0, False
-    after_dot = False
+    mantissa: Any = np.int64(0)
+    digits, exponent, seen, after_dot = 0, 0, False, False
     while here < end:
         byte = text[here]
         if _ZERO <= byte <= _NINE:
@@ -69,7 +69,8 @@ def _number(text: Array, at: int, end: int, found: Array) -> int:
     if not seen:
         return at
     if here < end and (text[here] == _E or text[here] == _LARGE_E):
-        mark, power, negative, any_power = here + 1, 0, False, False
+        power: Any = 0
+        mark, negative, any_power = here + 1, False, False
         if mark < end and (text[mark] == _MINUS or text[mark] == _PLUS):
             negative = text[mark] == _MINUS
             mark += 1
@@ -85,7 +86,7 @@ def _number(text: Array, at: int, end: int, found: Array) -> int:
     if exponent > 0:
         value *= 10.0 ** min(exponent, 400)
     elif exponent < 0:
-        value = value / 10.0 ** -exponent if exponent >= -300 else 0.0
+        value = value / 10.0**-exponent if exponent >= -300 else 0.0
     if not abs(value) < _TOO_LARGE:
         return at
     found[0] = value
@@ -109,7 +110,7 @@ def _integer(text: Array, at: int, end: int, found: Array) -> int:
 
 @jit
 def _is_blank(byte: Any) -> bool:
-    return byte == _SPACE or byte == _TAB or byte == _RETURN
+    return bool(byte in (_SPACE, _TAB, _RETURN))
 
 
 @jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from windlass.errors import UsageError
 from windlass.types import Consistency, Sequential
@@ -25,7 +25,7 @@ class Plan:
     l1: float = 1.0
     algorithm: int = 3
     intercept: bool = True
-    consistency: Consistency = Sequential()
+    consistency: Consistency = field(default_factory=Sequential)
     delay: int = 0
     blocks: int = 0
     max_passes: int = 0

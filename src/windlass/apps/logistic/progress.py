@@ -78,10 +78,11 @@ def _sums(numbers: Numbers) -> Sums:
 class Teller:
     """One worker's end of it."""
 
-    def __init__(self, store: Store, plan: Plan) -> None:
+    def __init__(self, store: Store, plan: Plan, began: float) -> None:
+        """`began` is when, by the monotonic clock."""
         declare(store, plan)
         self._told = np.zeros(_SIZE)
-        self._began = time.monotonic()
+        self._began = began
         self.key = plan.key(KEY)
         self.history: list[Pass] = []
 

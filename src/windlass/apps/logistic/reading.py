@@ -111,7 +111,7 @@ class Source:
         return b"\t" if self.kind == "tsv" else b","
 
     def _names(self) -> tuple[list[str], int]:
-        """The names of the columns, and how many bytes the line of names has: 0, and numbers from 1, if there is none."""
+        """The names of the columns, and how many bytes the line of names has; numbers from 1, and 0, without one."""
         with self.open() as file:
             line = file.readline()
         fields = [each.strip() for each in line.strip(b"\r\n").split(self._separator)]
@@ -194,7 +194,11 @@ class _Room:
         starts, ids, values, labels, told = self.arrays
         rows, nonzeros, fault, at = told.tolist()
         # Copies: room is for the most that a text of this size can hold.
-        return Rows(starts[: rows + 1].copy(), ids[:nonzeros].copy(), values[:nonzeros].copy(), labels[:rows]), fault, at
+        return (
+            Rows(starts[: rows + 1].copy(), ids[:nonzeros].copy(), values[:nonzeros].copy(), labels[:rows]),
+            fault,
+            at,
+        )
 
 
 def _parse_libsvm(text: Array) -> tuple[Rows, int, int]:
