@@ -54,7 +54,7 @@ def fit(job: Job) -> None:
     console = Console(highlight=False)
     plan = job.plan
     who = f"{count(job.servers, 'server')} and {count(job.workers, 'worker')}"
-    say(console, f"Algorithm {plan.algorithm} on {job.source.path}: l1 {plan.l1:g}, {who}, {plan.consistency}.")
+    say(console, f"Algorithm {plan.algorithm} on {job.source.path}: l1 {plan.l1:g}, {who}, {_policy(plan)}.")
     is_first = is_first_use()
     began = time.monotonic()
     with console.status(f"Starting {who}" + (f": {COMPILING}" if is_first else "")):
@@ -81,6 +81,10 @@ def _conclude(console: Console, job: Job, fitted: Fitted, seconds: float) -> Non
     if job.save:
         model.save(job.save)
         say(console, f"The model is in {job.save}.")
+
+
+def _policy(plan: Plan) -> str:
+    return str(plan.consistency).lower().removesuffix("()").replace("delay=", "")
 
 
 def _examples(census: Census) -> str:
