@@ -66,9 +66,7 @@ class Columns:
         self.starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(features.counts[order])])
         self.rows = np.empty(self.starts[-1], np.int32)
         self.values = np.empty(self.starts[-1], np.float32)
-        kernels.transpose(
-            rows.starts, features.numbers, rows.values, places, self.starts[:-1].copy(), self.rows, self.values
-        )
+        kernels.transpose(rows.starts, features.numbers, rows.values, places, self.starts, self.rows, self.values)
         self.labels = rows.labels
         self.margins = np.zeros(len(rows), np.float64)
         self._before = np.zeros(len(rows), np.float64)
@@ -134,7 +132,10 @@ class Columns:
         count = self._kernels.move(
             chosen, steps, self.starts, self.rows, self.values, self.margins, self._marks, self._touched
         )
-        self._kernels.bend_some(self._touched[:count], self.margins, self.labels, self.slopes, self.bends)
+        if count < 0:
+            self._kernels.bend(self.margins, self.labels, self.slopes, self.bends)
+        else:
+            self._kernels.bend_some(self._touched[:count], self.margins, self.labels, self.slopes, self.bends)
 
     def move_bias(self, step: float) -> None:
         """The weight that every row has, has changed by this."""
