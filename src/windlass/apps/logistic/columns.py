@@ -71,12 +71,10 @@ class Columns:
         self.margins = np.zeros(len(rows), np.float64)
         self._before = np.zeros(len(rows), np.float64)
         self._ways = np.zeros(len(rows), np.float64)
-        self.slopes = np.empty(len(rows), np.float32)
-        self.bends = np.empty(len(rows), np.float32)
-        self._loads = np.zeros(len(rows), np.float32)
+        self._states = np.zeros((len(rows), kernels.NUM_STATES), np.float32)
         self._marks = np.zeros(len(rows), np.bool_)
         self._touched = np.empty(len(rows), np.int32)
-        kernels.bend(self.margins, self.labels, self.slopes, self.bends)
+        kernels.bend(self.margins, self.labels, self._states)
 
     def __len__(self) -> int:
         return self.ids.size
@@ -98,12 +96,12 @@ class Columns:
         """Move the margins on, by the last `look_ahead`'s direction."""
         if lead:
             self.margins += lead * self._ways
-            self._kernels.bend(self.margins, self.labels, self.slopes, self.bends)
+            self._kernels.bend(self.margins, self.labels, self._states)
 
     def gradient(self) -> Floats:
         """The derivative of the loss by every column's weight."""
         found = np.empty(len(self), np.float32)
-        self._kernels.gradient(self.starts, self.rows, self.values, self.slopes, found)
+        self._kernels.gradient(self.starts, self.rows, self.values, self._states, found)
         return found
 
     def bound(self, has_bias: bool) -> tuple[Floats, float]:
@@ -118,14 +116,12 @@ class Columns:
         """A row for each of the chosen columns: the derivative by its weight, and how large the second one counts if
         they all move together."""
         found = np.empty((chosen.size, 2), np.float32)
-        self._kernels.survey(
-            chosen, self.starts, self.rows, self.values, self.slopes, self.bends, self._loads, caution, found
-        )
+        self._kernels.survey(chosen, self.starts, self.rows, self.values, self._states, caution, found)
         return found
 
     def survey_bias(self) -> Floats:
         """The same for a weight that every row has, with the value 1."""
-        return np.array([self.slopes.sum(dtype=np.float64), self.bends.sum(dtype=np.float64)], np.float32)
+        return self._states[:, : self._kernels.LOAD].sum(axis=0, dtype=np.float64).astype(np.float32)
 
     def move(self, chosen: Array, steps: Array) -> None:
         """The chosen columns' weights have changed by these."""
@@ -133,12 +129,12 @@ class Columns:
             chosen, steps, self.starts, self.rows, self.values, self.margins, self._marks, self._touched
         )
         if count < 0:
-            self._kernels.bend(self.margins, self.labels, self.slopes, self.bends)
+            self._kernels.bend(self.margins, self.labels, self._states)
         else:
-            self._kernels.bend_some(self._touched[:count], self.margins, self.labels, self.slopes, self.bends)
+            self._kernels.bend_some(self._touched[:count], self.margins, self.labels, self._states)
 
     def move_bias(self, step: float) -> None:
         """The weight that every row has, has changed by this."""
         if step:
             self._kernels.shift(self.margins, step)
-            self._kernels.bend(self.margins, self.labels, self.slopes, self.bends)
+            self._kernels.bend(self.margins, self.labels, self._states)

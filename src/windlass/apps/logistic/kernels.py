@@ -20,6 +20,9 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _ONE = np.float32(1)
 _STRETCHES = 64
 
+SLOPE, BEND, LOAD, NUM_STATES = 0, 1, 2, 4
+"""Where in a row's state, which is all in one place of a cache, its slope and bend are, and what a kernel adds up."""
+
 
 # --- laying out by columns --------------------------------------------------------------------------------------------
 
@@ -93,21 +96,21 @@ def transpose(
 
 
 @jit
-def _bend_row(row: int, margins: Array, labels: Array, slopes: Array, bends: Array) -> None:
+def _bend_row(row: int, margins: Array, labels: Array, states: Array) -> None:
     label = labels[row]
     # The chance of the other label. In single precision, which is twice as fast and good enough for a slope; at 80 it
     # is far from overflow on either side.
     lead = np.float32(min(max(label * margins[row], -80.0), 80.0))
     chance = _ONE / (_ONE + math.exp(lead))
-    slopes[row] = -label * chance
-    bends[row] = chance * (_ONE - chance)
+    states[row, SLOPE] = -label * chance
+    states[row, BEND] = chance * (_ONE - chance)
 
 
 @jit
-def bend(margins: Array, labels: Array, slopes: Array, bends: Array) -> None:
+def bend(margins: Array, labels: Array, states: Array) -> None:
     """The slope and the bend of every row."""
     for row in range(margins.size):
-        _bend_row(row, margins, labels, slopes, bends)
+        _bend_row(row, margins, labels, states)
 
 
 @jit
@@ -172,21 +175,21 @@ def move(
 
 
 @jit
-def bend_some(touched: Array, margins: Array, labels: Array, slopes: Array, bends: Array) -> None:
+def bend_some(touched: Array, margins: Array, labels: Array, states: Array) -> None:
     for k in range(touched.size):
-        _bend_row(touched[k], margins, labels, slopes, bends)
+        _bend_row(touched[k], margins, labels, states)
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
 
 
 @jit
-def gradient(starts: Array, rows: Array, values: Array, slopes: Array, found: Array) -> None:
+def gradient(starts: Array, rows: Array, values: Array, states: Array, found: Array) -> None:
     """The derivative of the loss by the weight of every column."""
     for column in range(found.size):
         total = 0.0
         for at in range(starts[column], starts[column + 1]):
-            total += values[at] * slopes[rows[at]]
+            total += values[at] * states[rows[at], SLOPE]
         found[column] = total
 
 
@@ -214,9 +217,7 @@ def survey(
     starts: Array,
     rows: Array,
     values: Array,
-    slopes: Array,
-    bends: Array,
-    loads: Array,
+    states: Array,
     caution: float,
     found: Array,
 ) -> None:
@@ -225,27 +226,27 @@ def survey(
 
     Alone, a weight's second derivative is the sum of bend times value². Where other chosen features are in the same
     row, the magnitudes of their values count as well, times `caution`. With 1 this bounds the whole matrix of second
-    derivatives by its diagonal (Gershgorin); features that do not pull in one direction need less. `loads` are zeros,
-    and are again in the end."""
+    derivatives by its diagonal (Gershgorin); features that do not pull in one direction need less. Their loads are
+    zeros, and are again in the end."""
     count = 0
     for k in range(chosen.size):
         count += starts[chosen[k] + 1] - starts[chosen[k]]
         for at in range(starts[chosen[k]], starts[chosen[k] + 1]):
-            loads[rows[at]] += abs(values[at])
+            states[rows[at], LOAD] += abs(values[at])
     for k in range(chosen.size):
         slope, weight = 0.0, 0.0
         for at in range(starts[chosen[k]], starts[chosen[k] + 1]):
             row, value = rows[at], values[at]
-            slope += value * slopes[row]
+            slope += value * states[row, SLOPE]
             size = abs(value)
-            weight += bends[row] * size * (size + caution * (loads[row] - size))
+            weight += states[row, BEND] * size * (size + caution * (states[row, LOAD] - size))
         found[k, 0], found[k, 1] = slope, weight
-    if 4 * count > loads.size:
-        loads[:] = 0
+    if 4 * count > len(states):
+        states[:, LOAD] = 0
         return
     for k in range(chosen.size):
         for at in range(starts[chosen[k]], starts[chosen[k] + 1]):
-            loads[rows[at]] = 0
+            states[rows[at], LOAD] = 0
 
 
 # --- stepping, on the servers -----------------------------------------------------------------------------------------
