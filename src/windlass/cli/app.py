@@ -418,7 +418,7 @@ def logistic_fit(
         bool, typer.Option("--intercept/--no-intercept", help="A bias, which is not penalised.")
     ] = True,
     max_passes: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Over the data.", show_default="2000; 200 of algorithm 3")
+        int, typer.Option(min=0, metavar="N", help="Over the data.", show_default="200; algorithm 1: 2000")
     ] = 0,
     tolerance: Annotated[
         float, typer.Option(metavar="SHARE", help="End when the objective falls by less than this much of itself.")

@@ -18,9 +18,9 @@ class Plan:
 
     `algorithm` 1 steps along the whole gradient; 3 goes through the features block by block, with `delay` blocks under
     way while the next one is computed, and leaves out what the penalty keeps at 0. A *pass* is one over all features,
-    and so over all examples. It ends after `max_passes`, or when the objective falls by less than `tolerance` of
-    itself. `blocks=0` takes as many as an example has features. Runs with the same seed and sequential consistency
-    repeat."""
+    and so over all examples. It ends after `max_passes` (0: `most_passes`), or when the objective falls by less than
+    `tolerance` of itself. `blocks=0` takes as many as an example has features. Runs with the same seed and sequential
+    consistency repeat."""
 
     l1: float = 1.0
     algorithm: int = 3
@@ -50,7 +50,9 @@ class Plan:
 
     @property
     def most_passes(self) -> int:
-        return self.max_passes or (2000 if self.algorithm == 1 else 200)
+        """As many as it may need on data whose features always come together; more where steps are smaller."""
+        most = 2000 if self.algorithm == 1 else 200
+        return self.max_passes or (most if isinstance(self.consistency, Sequential) else 3 * most)
 
     def key(self, what: str) -> str:
         return f"{self.name}/{what}"
