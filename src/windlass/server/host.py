@@ -59,6 +59,7 @@ class Host:
     clock: Clock
     lists: IdLists
     local: Mapping[str, object]
+    at_once_bytes: int
 
 
 @dataclass(slots=True)
@@ -88,3 +89,5 @@ class ServerConfig:
     manager: tuple[str, ...]
     local: Mapping[str, object] = field(default_factory=dict)
     lease_seconds: float = 3.0
+    at_once_bytes: int = 1 << 20
+    """How much one event may touch beyond its first slot. Each slot that has to wait for its turn costs a little."""

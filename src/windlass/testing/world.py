@@ -209,7 +209,7 @@ class World:
         me = Incarnation(len(self.servers) + 1)
         self.heaps[me] = PoisonedHeap()
         join = m.Join(role=Role.SERVER, pid=int(me), addresses=(str(me),), rank=int(me) - 1)
-        config = ServerConfig(join=join, manager=(), lease_seconds=LEASE_SECONDS)
+        config = ServerConfig(join=join, manager=(), lease_seconds=LEASE_SECONDS, at_once_bytes=0)
         self.servers[me] = self._server_kind(me, self.heaps[me], config)
         self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
 

@@ -11,13 +11,14 @@ another head, and when it was told that the head does not know yet that it is on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
 from windlass.errors import ClusterError, LostRange, PeerError, UsageError, WindlassError
 from windlass.types import MANAGER, Bytes, Chain, Generation, Incarnation, KeyId, Node, Role
+from windlass.worker.filtered import FilteredKeys
+from windlass.worker.ops import Call as Call
 from windlass.worker.ops import KeyInfo, Op, Request
 
 REDIAL_SECONDS = 0.05
@@ -33,14 +34,7 @@ class Submit:
     work: Op | Request
 
 
-@dataclass(slots=True)
-class Call:
-    """Effect: call this, in order with the other effects."""
-
-    function: Callable[[], None]
-
-
-class WorkerState:
+class WorkerState(FilteredKeys):
     """Holds for a worker and for a driver's handle alike; a driver is no member and takes part in no round."""
 
     def __init__(
@@ -56,6 +50,7 @@ class WorkerState:
         self.nodes: dict[Incarnation, Node] = {}
         self.departed: dict[Incarnation, Node] = {}
         self._left: set[str] = set()  # workers that left and of whom nothing was said yet
+        self._early = {}
         self._has_lost = False  # whether a shard is lost
         self._keys: dict[KeyId, list[KeyInfo]] = {}  # in use
         self._moves: dict[KeyId, dict[int, tuple[Generation, Chain]]] = {}  # the latest of each shard that moved
@@ -200,6 +195,8 @@ class WorkerState:
                 effects += self._tell_left()
             op.unacked = set(op.push)
             effects += self._release(key)
+            if key.filtering is not None:
+                effects += self._deposit(key)
         op.clock = key.clock
         if op.pull is not None:
             op.unread = {shard: set(pieces) for shard, pieces in op.pull.items() if pieces}
@@ -273,6 +270,8 @@ class WorkerState:
                 answered = self._on_answer(event.peer, message, event.data)
                 is_kept = event.is_shared and bool(pins)  # until now: whoever asked has copied it
                 return [*answered, Send(event.peer, m.Release(pins=pins))] if is_kept else answered
+            case m.Deposit(key=key) | m.Residual(key=key):
+                return [*self._on_residual(key, message, event.data), Recycle(event.data)]
             case m.Beat():
                 return []
             case m.Abort(reason=reason) if event.peer == MANAGER:
@@ -350,25 +349,6 @@ class WorkerState:
                 op.unacked.discard(ack.shard)
                 if op.is_complete:
                     effects += self._complete(op, op.error)
-        return effects
-
-    def _on_need_ids(self, peer: Incarnation, need: m.NeedIds) -> list[Effect | Call]:
-        """A list of ids is not there: that push again, with it, and those after it, which were not admitted either."""
-        pull = self.ops.get(need.pull)
-        if pull is not None and pull.key.filtering is not None and need.shard in pull.unread:
-            pull.known.discard(need.shard)
-            pull.key.filtering.miss(need.digest, peer)
-            return self._send(pull, need.shard)
-        effects: list[Effect | Call] = []
-        for op in list(self._pushing.get(need.key, {}).values()):
-            waits = need.shard in op.unacked and op.clock >= need.clock and op.key.head(need.shard) == peer
-            if not waits or op.push is None or op.key.filtering is None:
-                continue
-            if op.clock == need.clock:
-                parts = op.push[need.shard]
-                if need.part < len(parts):
-                    parts[need.part] = op.key.filtering.in_full(parts[need.part], need.digest, peer)
-            effects += self._send(op, need.shard)
         return effects
 
     def _complete(self, op: Op, error: WindlassError | None) -> list[Effect | Call]:
