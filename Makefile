@@ -67,6 +67,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python -m bench.faults --markdown docs/benchmarks-faults.md
 	$(BIN)/python -m bench.filters --markdown docs/filters.md
 	$(BIN)/python -m bench.sparse --markdown docs/benchmarks-sparse.md
+	$(BIN)/python -m bench.linear --markdown docs/logistic.md
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

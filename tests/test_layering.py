@@ -31,7 +31,7 @@ ALLOWED = {
     | {"_wire", "_transport", "_ledger", "store", "manager", "scheduler", "server", "worker", "trace", "checkpoint"},
     "chaos": LOW | {"_ledger", "engines"},
     "torch": LOW | {"store", "collectives", "worker", "engines"},
-    "apps": LOW | {"torch", "worker", "store", "engines"},
+    "apps": LOW | {"torch", "worker", "store", "filters", "engines"},
 }
 
 

@@ -101,6 +101,22 @@ def test_kkt_keeps_back_what_cannot_move_a_zero_weight():
     assert sent_places(ends, gradient) == [0, 1, 2], "0.5 and 0.5 are more than the threshold"
 
 
+def test_kkt_takes_off_the_gradient_that_a_row_says_the_server_has():
+    ends = Ends([wf.KKT(gradient_column=1)], width=2)
+    ids = np.array([4, 5, 6, 7])
+    rows = np.array([[0, 0.2], [0, -0.4], [0, 0.9], [0.1, 0]], np.float32)  # (weight, gradient)
+    ends.sender.note_pulled(rows.reshape(-1), 0.5, ids=ids)
+    pushed = np.array([[0.2, 9], [0.2, 9], [0.01, 0], [0, 0]], np.float32)  # what is in column 1 never matters
+    assert ends.receiver.decode(ends.send(pushed, ids=ids)).ids.tolist() == [5, 6, 7]
+
+
+def test_kkt_says_that_a_row_has_no_such_column():
+    with pytest.raises(wl.UsageError, match="needs a table with that column"):
+        wf.Chain([wf.KKT(gradient_column=2)], wf.Target("w", width=2))
+    with pytest.raises(wl.UsageError, match="a column beside the first"):
+        wf.KKT(gradient_column=0)
+
+
 def test_kkt_sends_whatever_was_never_pulled():
     ends = Ends([wf.KKT()], width=1)
     ends.sender.note_pulled(np.zeros((2, 1), np.float32), np.array([0.5, 5.0]), ids=np.array([3, 4], np.int64))

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from windlass.cli import INTERRUPTED
 from windlass.errors import UsageError, WindlassError
@@ -356,3 +357,116 @@ def checkpoint_diff(
     with _reported(context):
         code = diff(before, after)
     raise typer.Exit(code)
+
+
+# --- logistic regression ----------------------------------------------------------------------------------------------
+
+
+class _FitByDefault(typer.core.TyperGroup):
+    """`logistic FILE` is `logistic fit FILE`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = ["fit", *args]
+        return super().parse_args(ctx, args)
+
+
+logistic = typer.Typer(
+    cls=_FitByDefault,
+    help="Sparse logistic regression with an L1 penalty. [b]windlass logistic FILE[/b] fits a model.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+app.add_typer(logistic, name="logistic")
+
+Examples = Annotated[
+    str, typer.Argument(metavar="FILE", help="libsvm or CSV; may be .gz, .bz2 or .xz.", show_default=False)
+]
+Format = Annotated[
+    str, typer.Option("--format", metavar="NAME", help="[b]libsvm[/b], [b]csv[/b] or [b]tsv[/b]; auto: by the name.")
+]
+Label = Annotated[str, typer.Option(metavar="COLUMN", help="In CSV, the label's column: its name, or number from 1.")]
+
+
+@logistic.command(
+    "fit",
+    epilog="Examples:\n\n[b]windlass logistic train.libsvm --l1 1 --test test.libsvm --save model.npz[/b]\n\n"
+    "[b]windlass logistic clicks.csv --label clicked --l1 4 --workers 4 --delay 2[/b]",
+)
+def logistic_fit(
+    context: typer.Context,
+    file: Examples,
+    l1: Annotated[float, typer.Option(metavar="WEIGHT", help="Of the penalty; 1 / C of other programs.")] = 1.0,
+    algorithm: Annotated[
+        int,
+        typer.Option(
+            "--algorithm", "-a", metavar="1|3", help="[b]1[/b]: whole gradients. [b]3[/b]: delayed blocks of features."
+        ),
+    ] = 3,
+    servers: Servers = 1,
+    workers: Workers = 2,
+    consistency: Annotated[
+        str, typer.Option(metavar="POLICY", help="[b]sequential[/b], [b]bounded:N[/b] or [b]eventual[/b].")
+    ] = "sequential",
+    delay: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Of algorithm 3: so many blocks are under way at once.")
+    ] = 0,
+    blocks: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Of algorithm 3.", show_default="as many as an example has features"),
+    ] = 0,
+    intercept: Annotated[
+        bool, typer.Option("--intercept/--no-intercept", help="A bias, which is not penalised.")
+    ] = True,
+    max_passes: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Over the data.", show_default="200; algorithm 1: 2000")
+    ] = 0,
+    tolerance: Annotated[
+        float, typer.Option(metavar="SHARE", help="End when the objective falls by less than this much of itself.")
+    ] = 1e-7,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="For the order of blocks.")] = 0,
+    test: Annotated[str, typer.Option(metavar="FILE", help="Score the model on these examples.")] = "",
+    save: Annotated[str, typer.Option(metavar="FILE", help="Write the model there, as .npz.")] = "",
+    format: Format = "auto",
+    label: Label = "1",
+) -> None:
+    """Fit a model to a file of examples.
+
+    A libsvm line is [b]label index:value ...[/b]; labels are 1, and -1 or 0. The
+    objective is the sum of the logistic losses and of [b]l1[/b] times every weight's magnitude.
+    """
+    from windlass.apps.logistic import Plan, Source
+    from windlass.cli.logistic import Job, fit
+    from windlass.cli.run import parse_consistency
+
+    with _reported(context):
+        plan = Plan(
+            l1=l1,
+            algorithm=algorithm,
+            intercept=intercept,
+            consistency=parse_consistency(consistency),
+            delay=delay,
+            blocks=blocks,
+            max_passes=max_passes,
+            tolerance=tolerance,
+            seed=seed,
+        )
+        source = Source(file, format, label)
+        fit(Job(source=source, plan=plan, servers=servers, workers=workers, test=test, save=save))
+
+
+@logistic.command("predict", epilog="Example:\n\n[b]windlass logistic predict model.npz test.libsvm > labels.txt[/b]")
+def logistic_predict(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="What --save wrote.", show_default=False)],
+    file: Examples,
+    chance: Annotated[bool, typer.Option("--chance", help="Print the probability of +1 instead of the label.")] = False,
+    format: Format = "auto",
+    label: Label = "1",
+) -> None:
+    """Print a label for each example of a file, one a line."""
+    from windlass.apps.logistic import Source
+    from windlass.cli.logistic import predict
+
+    with _reported(context):
+        predict(model, Source(file, format, label), is_chance=chance)

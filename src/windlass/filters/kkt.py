@@ -15,7 +15,7 @@ import numpy as np
 
 from windlass.errors import UsageError
 from windlass.filters.filter import is_number, require
-from windlass.filters.parcel import Parcel
+from windlass.filters.parcel import Parcel, Target
 from windlass.filters.selector import Selector
 from windlass.types import Array
 
@@ -31,12 +31,34 @@ class KKT(Selector):
     old one is worthless.
 
     The threshold must hold for all workers together: where several push in one round, a margin of 1 / workers is
-    safe."""
+    safe.
+
+    With `gradient_column=k` a table's row is one weight, its first number, and tells in column k how much gradient the
+    server has added up: the threshold is that much less. The other columns never make it worth sending the row."""
 
     margin: float = 1.0
+    gradient_column: int | None = None
 
     def __post_init__(self) -> None:
         require(is_number(self.margin) and 0 < self.margin <= 1, self, "margin", "above 0 and at most 1")
+        column = self.gradient_column
+        is_column = column is None or (type(column) is int and column >= 1)
+        require(is_column, self, "gradient_column", "a column beside the first, counted from 0, or None")
+
+    def check(self, target: Target) -> None:
+        super().check(target)
+        if self.gradient_column is not None and self.gradient_column >= (target.width or 1):
+            raise UsageError(f"'{target.name}': {self} needs a table with that column, rows have {target.width or 1}")
+
+    def slack(self, weights: Array, threshold: Any, width: int) -> Array:
+        """What a pull says of each of these numbers, which are rows of `width`."""
+        if self.gradient_column is None:
+            return slack_of(weights, threshold)
+        rows = weights.reshape(-1, width)
+        found = np.full(rows.shape, np.inf, rows.dtype)
+        left = np.maximum(threshold - np.abs(rows[:, self.gradient_column]), 0)
+        found[:, 0] = slack_of(rows[:, 0], left)
+        return found.reshape(-1)
 
     def choose(self, parcel: Parcel) -> Array:
         from windlass.filters import selecting

@@ -10,7 +10,7 @@ import numpy as np
 from windlass.errors import UsageError
 from windlass.filters.chain import Chain
 from windlass.filters.id_cache import IdCache
-from windlass.filters.kkt import ALWAYS_SEND, KKT, slack_of
+from windlass.filters.kkt import ALWAYS_SEND, KKT
 from windlass.filters.lists import KnownLists, NamedIds, digest_of
 from windlass.filters.memory import DenseMemory, Kept, TableMemory
 from windlass.filters.parcel import Context, NeedIds, Parcel, Payload
@@ -50,7 +50,7 @@ class Sender:
         target = chain.target
         self._dense = DenseMemory(target.number, size=target.size)
         self._table = TableMemory(target.width or 1, target.number)
-        self._has_kkt = any(isinstance(each, KKT) for each in chain.filters)
+        self._kkt = next((each for each in chain.filters if isinstance(each, KKT)), None)
         self._dense_slack = DenseMemory(target.number, ALWAYS_SEND, target.size)
         self._table_slack = TableMemory(target.width or 1, target.number, ALWAYS_SEND)
 
@@ -92,9 +92,9 @@ class Sender:
 
     def note_pulled(self, weights: Array, threshold: Any, *, ids: Array | None = None, lo: int = 0) -> None:
         """What a pull brought: weights, and the threshold (one, or one for each) up to which KKT need not send."""
-        if not self._has_kkt:
+        if self._kkt is None:
             return
-        slack = slack_of(weights, threshold).astype(self.chain.target.number)
+        slack = self._kkt.slack(weights, threshold, self.chain.target.width or 1).astype(self.chain.target.number)
         if ids is None:
             self._dense_slack.view(lo, lo + slack.size)[:] = slack
         else:
@@ -196,7 +196,7 @@ class Sender:
         return payload
 
     def _slack(self, lo: int, rows: int, ids: Array | None) -> Array | None:
-        if not self._has_kkt:
+        if self._kkt is None:
             return None
         return self._dense_slack.view(lo, lo + rows) if ids is None else self._table_slack.read(ids)
 

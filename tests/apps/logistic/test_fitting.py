@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import windlass as wl
+from tests.apps.logistic.data import least_objective, make, objective
+from windlass.apps import logistic
+
+ROWS = make()
+L1 = 2.0
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with wl.Cluster(engine="threads", servers=2, workers=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def least():
+    return {intercept: least_objective(ROWS, L1, intercept=intercept) for intercept in (False, True)}
+
+
+def fit(cluster, **plan):
+    def work(store):
+        return logistic.fit(store, ROWS.part(store.rank, store.num_workers), logistic.Plan(l1=L1, **plan))
+
+    return cluster.run(work)
+
+
+@pytest.mark.parametrize("algorithm", [1, 3])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_every_worker_gets_a_model_with_the_least_objective(cluster, least, algorithm, intercept):
+    first, second = fit(cluster, algorithm=algorithm, intercept=intercept)
+    model = first.model
+    assert model.objective == pytest.approx(least[intercept], rel=1e-4)
+    assert np.array_equal(model.weights, second.model.weights)
+    assert model.bias == second.model.bias
+    assert (model.bias == 0) == (not intercept)
+    weights = np.zeros(int(ROWS.ids.max()) + 1)
+    weights[model.ids] = model.weights
+    assert objective(ROWS, weights, model.bias, L1) == pytest.approx(model.objective, rel=1e-5)
+    assert 0 < model.ids.size < weights.size
+    assert first.history[-1].nonzeros == model.ids.size
+    assert first.census.rows == 400
+
+
+@pytest.mark.parametrize("algorithm", [1, 3])
+@pytest.mark.parametrize("consistency", [wl.Bounded(2), wl.Eventual()])
+def test_without_rounds_it_comes_to_the_same(cluster, least, algorithm, consistency):
+    fitted = fit(cluster, algorithm=algorithm, consistency=consistency, max_passes=600)[0]
+    weights = np.zeros(int(ROWS.ids.max()) + 1)
+    weights[fitted.model.ids] = fitted.model.weights
+    assert objective(ROWS, weights, fitted.model.bias, L1) == pytest.approx(least[True], rel=1e-3)
+
+
+@pytest.mark.parametrize("delay", [1, 3])
+def test_blocks_may_be_under_way_while_the_next_is_computed(cluster, least, delay):
+    fitted = fit(cluster, delay=delay)[0]
+    assert fitted.model.objective == pytest.approx(least[True], rel=1e-4)
+
+
+def test_sequential_fits_repeat_bit_for_bit(cluster):
+    first, again = fit(cluster, seed=3)[0], fit(cluster, seed=3)[0]
+    assert np.array_equal(first.model.weights, again.model.weights)
+    assert [each.objective for each in first.history] == [each.objective for each in again.history]
+
+
+def test_the_objective_falls_in_every_pass_but_for_rounding(cluster):
+    history = fit(cluster)[0].history
+    assert history[0].objective == pytest.approx(len(ROWS) * np.log(2))
+    assert all(b.objective <= a.objective * (1 + 1e-6) for a, b in pairwise(history))
+
+
+def test_blocks_get_there_with_less_than_half_of_the_bytes(cluster, least):
+    enough = least[True] * 1.0001
+
+    def traffic(algorithm):
+        history = fit(cluster, algorithm=algorithm)[0].history
+        return next(each.pushed_bytes + each.pulled_bytes for each in history if each.objective <= enough)
+
+    assert traffic(3) < traffic(1) / 2
+
+
+def test_filters_leave_out_ids_that_servers_know_and_what_cannot_move_a_weight(cluster):
+    told = []
+
+    class Spy:
+        """Stands before a store, and looks at what its filters did before the keys are deleted."""
+
+        def __init__(self, store):
+            self._store = store
+
+        def __getattr__(self, name):
+            return getattr(self._store, name)
+
+        def pull(self, *args, **kwargs):
+            told.append(self._store.status()["filters"]["logistic/weights"]["filters"])
+            return self._store.pull(*args, **kwargs)
+
+    def work(store):
+        logistic.fit(Spy(store), ROWS.part(store.rank, store.num_workers), logistic.Plan(l1=L1))
+
+    cluster.run(work)
+    for cache, kkt in told:
+        rows = cache["before"] // 16  # 8 bytes of id, two floats
+        assert cache["after"] < 8 * rows + 8 * rows / 4  # few of the ids
+        assert kkt["after"] < kkt["before"]
+
+
+def test_a_penalty_above_every_gradient_leaves_the_bias_alone(cluster):
+    def work(store):
+        return logistic.fit(store, ROWS.part(store.rank, store.num_workers), logistic.Plan(l1=1e6))
+
+    model = cluster.run(work)[0].model
+    positive = ROWS.positive / len(ROWS)
+    assert model.ids.size == 0
+    assert model.bias == pytest.approx(np.log(positive / (1 - positive)), rel=1e-3)
+
+
+def test_any_int64_may_be_a_features_id(cluster):
+    far = logistic.Rows(ROWS.starts, (1 << 62) - ROWS.ids * 1_000_003, ROWS.values, ROWS.labels)
+
+    def work(store):
+        return logistic.fit(store, far.part(store.rank, store.num_workers), logistic.Plan(l1=L1))
+
+    fitted = cluster.run(work)[0]
+    assert fitted.model.objective == pytest.approx(least_objective(ROWS, L1, intercept=True), rel=1e-4)
+    assert set(fitted.model.ids.tolist()) <= set(far.ids.tolist())
+
+
+def test_a_worker_without_examples_takes_part(cluster, least):
+    def work(store):
+        mine = ROWS if store.rank else ROWS.take(0, 0)
+        return logistic.fit(store, mine, logistic.Plan(l1=L1))
+
+    assert cluster.run(work)[0].model.objective == pytest.approx(least[True], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "plan", "text"),
+    [
+        (ROWS.take(0, 0), {}, "no worker has any"),
+        (ROWS.take(0, 1), {}, "all labelled"),
+        (ROWS, {"l1": -1.0}, "l1 must be a finite number"),
+        (ROWS, {"algorithm": 2}, "algorithm 1 or 3"),
+        (ROWS, {"algorithm": 1, "delay": 1}, "no blocks"),
+        (ROWS, {"delay": -1}, "delay must be"),
+    ],
+)
+def test_what_cannot_be_fitted_is_said(rows, plan, text):
+    store = wl.Store()
+    with pytest.raises(wl.UsageError, match=text):
+        logistic.fit(store, rows, logistic.Plan(**plan))
+
+
+def test_algorithm_1_says_that_it_cannot_keep_a_weight_for_every_large_id():
+    far = logistic.Rows(ROWS.starts, ROWS.ids + (1 << 40), ROWS.values, ROWS.labels)
+    with pytest.raises(wl.UsageError, match="take algorithm 3"):
+        logistic.fit(wl.Store(), far, logistic.Plan(algorithm=1))
