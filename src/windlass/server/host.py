@@ -88,3 +88,6 @@ class ServerConfig:
     manager: tuple[str, ...]
     local: Mapping[str, object] = field(default_factory=dict)
     lease_seconds: float = 3.0
+    id_list_bytes: int = 64 << 20
+    """How much is kept of the lists of ids that workers name by their digests. Raise it if workers send theirs again
+    and again."""

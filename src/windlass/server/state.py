@@ -63,7 +63,8 @@ class ServerState:
         self.pins = Pins(memory)
         self.freezer = self.freezer_kind(me, self.pins, memory)
         self._clock = Clock()
-        self._host = Host(me, memory, self.pins, self.members, self.freezer, self._clock, IdLists(), config.local)
+        lists = IdLists(config.id_list_bytes)
+        self._host = Host(me, memory, self.pins, self.members, self.freezer, self._clock, lists, config.local)
         self._linked: set[Incarnation] = set()
         self._early: dict[Incarnation, list[Received]] = {}
         self._restoring = Restoring()

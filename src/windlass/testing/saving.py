@@ -13,6 +13,7 @@ import numpy as np
 from windlass._wire import messages as m
 from windlass._wire.effects import Send
 from windlass.errors import WindlassError
+from windlass.testing.calls import lay_out
 from windlass.testing.history import Pulled
 from windlass.testing.program import Condition, Gone, Reader
 from windlass.types import Bytes, Role
@@ -66,13 +67,13 @@ class Saver(Reader):
         for key, shape in zip(keys, self.plan.keys, strict=True):
             if key.is_sequential and key not in rounds:
                 continue  # it has no first value
-            value = np.zeros(shape.size, np.int64)
+            value = np.zeros(shape.size, shape.dtype)
             for shard, pieces in key.whole.items():
                 if not key.is_sequential:
                     yield from self._drive(snapshot.freeze_shard(key, shard))
                 read = yield from self._drive(snapshot.read(key, [slot for slot, _, _ in pieces]))
-                for (slot, _, size), saved in zip(pieces, read, strict=True):
-                    value[slot * shape.slot_size : slot * shape.slot_size + size] = saved.arrays["value"]
+                for (slot, _, _), saved in zip(pieces, read, strict=True):
+                    lay_out(shape, value, slot, saved.arrays)
             taken.append(Pulled(shape.name, rounds.get(key, 0), 0, shape.size, value, invoked, self.now()))
         return taken
 

@@ -21,8 +21,9 @@ from windlass.testing.network import Box, Network, Pair, PoisonedHeap
 from windlass.testing.program import Condition, Plan, Program, Reader
 from windlass.testing.rest import at_rest, final_values
 from windlass.testing.saving import Saver
+from windlass.testing.shapes import ID_LIST_BYTES, dressed, leasable
 from windlass.testing.story import event_text
-from windlass.types import MANAGER, Bounded, Consistency, Eventual, Incarnation, Role, Sequential
+from windlass.types import MANAGER, Bounded, Consistency, Eventual, Incarnation, KeyId, Role, Sequential
 from windlass.worker.ops import Op, Request
 from windlass.worker.state import ASK_AGAIN_SECONDS, GIVE_UP_SECONDS, REDIAL_SECONDS, Call, Submit, WorkerState
 
@@ -82,6 +83,12 @@ class Limits:
     """What happens then."""
     large: float = 0.05
     """How often slots are so large that replies go from where they lie, under a pin, instead of by copy."""
+    tables: float = 0.0
+    """How often a key is a table."""
+    filters: float = 0.0
+    """How often a key has filters."""
+    ageing: float = 0.0
+    """How often the rows of a table may go, because they are too many or too old."""
 
 
 CALM = Limits(
@@ -144,6 +151,8 @@ class World:
         self.large = rng.random() < limits.large
         self.net = Network(rng, is_shared=rng.random() < 0.5)
         self.plan = self._draw_plan()
+        self._has_tables = any(shape.table is not None for shape in self.plan.keys)
+        self._heads: dict[tuple[KeyId, int], Incarnation] = {}  # of the shards of tables
         num_workers = self.plan.num_seats - limits.joins - limits.aims
         num_servers = rng.randint(*limits.servers)
         replicas = min(rng.randint(*limits.replicas), num_servers - 1)
@@ -188,12 +197,15 @@ class World:
         for number in range(rng.randint(*limits.keys)):
             slot_size = 2100 if self.large else num_seats * clock
             shape = KeyShape(f"k{number}", rng.choice(limits.consistencies), slot_size, rng.randint(1, 4))
-            keys.append(shape)
+            keys.append(dressed(shape, rng, limits) if limits.tables or limits.filters else shape)
         if limits.leases and rng.random() < limits.leases:
             return self._lease_plan(keys, num_seats)
         order = [number for number in range(len(keys)) for _ in range(clock)]
         rng.shuffle(order)
-        return Plan(keys, order, clock, num_seats, ranges=rng.choice((0.0, 0.5)), waits=rng.choice((0.2, 0.6, 1.0)))
+        plan = Plan(keys, order, clock, num_seats, ranges=rng.choice((0.0, 0.5)), waits=rng.choice((0.2, 0.6, 1.0)))
+        if limits.filters:
+            plan.id_list_bytes = rng.choice(ID_LIST_BYTES)
+        return plan
 
     def _lease_plan(self, keys: list[KeyShape], num_seats: int) -> Plan:
         rng = self.rng
@@ -202,14 +214,15 @@ class World:
             name="work", size=rng.randint(1, 20), batch_size=batch_size, epochs=rng.randint(1, 2),
             step_batches=rng.choice((0, 0, 2, 4)),
         )  # fmt: skip
-        shapes = [replace(shape, slot_size=max(1, leased.epoch_batches * leased.epochs)) for shape in keys]
+        shapes = [leasable(replace(shape, slot_size=max(1, leased.epoch_batches * leased.epochs))) for shape in keys]
         return Plan(shapes, [], 0, num_seats, ranges=0.0, waits=rng.choice((0.2, 0.6, 1.0)), leased=leased)
 
     def add_server(self) -> None:
         me = Incarnation(len(self.servers) + 1)
         self.heaps[me] = PoisonedHeap()
         join = m.Join(role=Role.SERVER, pid=int(me), addresses=(str(me),), rank=int(me) - 1)
-        config = ServerConfig(join=join, manager=(), lease_seconds=LEASE_SECONDS)
+        list_bytes = self.plan.id_list_bytes
+        config = ServerConfig(join=join, manager=(), lease_seconds=LEASE_SECONDS, id_list_bytes=list_bytes)
         self.servers[me] = self._server_kind(me, self.heaps[me], config)
         self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
 
@@ -465,6 +478,11 @@ class World:
         shots.messages += 1
         if self.tells:
             self._tell_of(box, event)
+        kind = type(event.message)
+        if kind is m.NeedIds:
+            shots.need_ids += 1
+        elif kind is m.ShowSlot and self._has_tables:
+            shots.taught_tables += 1
         server = self.servers.get(node)
         if server is not None:
             self._perform(node, server.handle(event, self.seconds))
@@ -481,6 +499,21 @@ class World:
         self._perform(MANAGER, self.office.handle(event, self._manager_seconds))
         if was_recovering and not self.manager.is_recovering:
             self._count_out()
+        if self._has_tables:
+            self._count_heads()
+
+    def _count_heads(self) -> None:
+        """Note whether a shard of a table has got another head, and why."""
+        shots, gone = self.net.shots, self.net.dead | self.deposed
+        for key in self.manager._keys.values():
+            if key.spec.table is None:
+                continue
+            for number, chain in enumerate(key.charted.chains):
+                before = self._heads.get((key.id, number))
+                if chain and before != chain[0]:
+                    self._heads[key.id, number] = chain[0]
+                    shots.failed_tables += before is not None and before in gone
+                    shots.moved_tables += before is not None and before not in gone
 
     def _deliver(self, box: Box, event: Any) -> None:
         """Let anything but a message arrive."""
@@ -585,6 +618,8 @@ class World:
             snapshots = self.saver.program.snapshots
             self.net.shots.snapshots += len(snapshots)
             self.net.shots.melted += self.saver.program.num_melted
+        books = [calls.book for worker in self.workers.values() for calls in worker.program.keys]
+        self.net.shots.kept_back += sum(book.num_kept_back for book in books if book is not None)
         judged = self.plan.keys if self.plan.leased is None else []
         return History({shape.name: shape for shape in judged}, logs, final_values(self), snapshots)
 
