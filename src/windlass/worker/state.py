@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
 from windlass.errors import ClusterError, LostRange, PeerError, UsageError, WindlassError
@@ -288,7 +290,7 @@ class WorkerState:
         effects: list[Effect | Call] = []
         is_late = op is not None and not op.reads_newest and unread is not None and op.key.head(shard) != peer
         # A head that is one no longer may answer with less than its successor has: that one was asked, too.
-        if op is None or unread is None or is_late or not unread.issuperset(pulled.pieces):  # or answered before
+        if op is None or unread is None or is_late or unread.isdisjoint(pulled.pieces):  # or answered before
             if event.is_shared and pulled.pins:
                 effects.append(Send(peer, m.Release(pins=pulled.pins)))
             return [*effects, Recycle(event.data)]
@@ -305,6 +307,8 @@ class WorkerState:
             if [part.nbytes for part in data[: len(expected)]] != expected:
                 wrong = f"{self.name(peer)} answered '{op.key.spec.name}' with the wrong length"
                 return self._complete(op, PeerError(wrong))
+        if not unread.issuperset(pulled.pieces):  # asked again, it came in one message with what had come before
+            pulled, data = _only(pulled, data, unread)
         op.asked_at = self._now
         unread.difference_update(pulled.pieces)
         if not unread:
@@ -574,6 +578,13 @@ class WorkerState:
             return "the manager"
         node = self.nodes.get(who) or self.departed.get(who)
         return node.name if node else f"incarnation {who}"
+
+
+def _only(pulled: m.Pulled, data: tuple[Bytes, ...], unread: set[m.Piece]) -> tuple[m.Pulled, tuple[Bytes, ...]]:
+    """Those pieces of an answer that have not come before."""
+    left = [place for place, piece in enumerate(pulled.pieces) if piece in unread]
+    pieces = tuple(pulled.pieces[place] for place in left)
+    return structs.replace(pulled, pieces=pieces), tuple(data[place] for place in left if place < len(data))
 
 
 def _answer(request: Request, error: WindlassError) -> Call:
