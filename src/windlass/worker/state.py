@@ -20,7 +20,8 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
 from windlass.errors import ClusterError, LostRange, PeerError, UsageError, WindlassError
 from windlass.types import MANAGER, Bytes, Chain, Generation, Incarnation, KeyId, Node, Role
-from windlass.worker.ops import KeyInfo, Op, Request
+from windlass.worker.missing import send_in_full
+from windlass.worker.ops import Call, KeyInfo, Op, Request
 
 REDIAL_SECONDS = 0.05
 ASK_AGAIN_SECONDS = 0.5
@@ -33,13 +34,6 @@ class Submit:
     """Event: the caller wants this."""
 
     work: Op | Request
-
-
-@dataclass(slots=True)
-class Call:
-    """Effect: call this, in order with the other effects."""
-
-    function: Callable[[], None]
 
 
 class WorkerState:
@@ -68,7 +62,7 @@ class WorkerState:
         self.ops: dict[int, Op] = {}  # started, by number: in the order they must be sent again
         self.requests: dict[int, Request] = {}
         self._holding: dict[KeyId, KeyInfo] = {}  # keys of which something that was read is not released yet
-        self._pushing: dict[KeyId, dict[int, Op]] = {}  # the pushes among them, by key
+        self.pushing: dict[KeyId, dict[int, Op]] = {}  # the pushes among those started, by key
         self._next = 1
         self._now = 0.0
         self.holdings: dict[str, m.Holding] = {}  # leased work that this worker has, by plan
@@ -138,7 +132,7 @@ class WorkerState:
 
     def is_pushing(self, key: KeyInfo) -> bool:
         """Whether a push on this key is not acknowledged."""
-        return bool(self._pushing.get(key.id)) or any(op.push is not None for op in key.queue)
+        return bool(self.pushing.get(key.id)) or any(op.push is not None for op in key.queue)
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
@@ -191,13 +185,11 @@ class WorkerState:
 
     def _start(self, op: Op) -> list[Effect | Call]:
         key = op.key
-        op.number = self._next
-        self._next += 1
-        self.ops[op.number] = op
+        self.renumber(op)
         effects: list[Effect | Call] = []
         if op.push is not None:
             key.clock += 1
-            self._pushing.setdefault(key.id, {})[op.number] = op
+            self.pushing.setdefault(key.id, {})[op.number] = op
             if self._left and key.is_sequential:
                 effects += self._tell_left()
             op.unacked = set(op.push)
@@ -207,12 +199,12 @@ class WorkerState:
             op.unread = {shard: set(pieces) for shard, pieces in op.pull.items() if pieces}
             key.open_pulls += 1
         for shard in (0,) if op.reads_newest else op.waits_for():
-            effects += self._send(op, shard)
+            effects += self.send(op, shard)
         if op.is_complete:
             effects += self._complete(op, op.error)
         return effects
 
-    def _send(self, op: Op, shard: int) -> list[Effect | Call]:
+    def send(self, op: Op, shard: int) -> list[Effect | Call]:
         """The messages of this operation for one shard; the same ones when sent again."""
         key = op.key
         if op.reads_newest:
@@ -226,10 +218,7 @@ class WorkerState:
     def _read(self, op: Op) -> list[Effect | Call]:
         """Ask the keeper for all of it, under a new number: what earlier asking may still bring is of another round."""
         assert op.pull is not None
-        self.ops.pop(op.number, None)
-        op.number = self._next
-        self._next += 1
-        self.ops[op.number] = op
+        self.renumber(op)
         op.asked_at = self._now
         op.unread = {shard: set(pieces) for shard, pieces in op.pull.items() if pieces}
         wanted = tuple(piece for pieces in op.pull.values() for piece in pieces)
@@ -237,6 +226,13 @@ class WorkerState:
         ids = () if op.ids is None else tuple(one.array.tobytes() for shard in op.pull for one in op.ids[shard])
         read = m.Read(pull=op.number, key=op.key.id, reader=self.me, pieces=wanted, ids=ids)
         return [] if keeper is None else [Send(keeper, read)]
+
+    def renumber(self, op: Op) -> None:
+        """What it was asked under before is not heard any more."""
+        self.ops.pop(op.number, None)
+        op.number = self._next
+        self._next += 1
+        self.ops[op.number] = op
 
     def _ask(self, request: Request) -> list[Effect | Call]:
         if self.failure is not None:
@@ -263,7 +259,7 @@ class WorkerState:
             case m.Ack():
                 return self._on_ack(message)
             case m.NeedIds():
-                return self._on_need_ids(event.peer, message)
+                return send_in_full(self, event.peer, message)
             case m.Membership() if event.peer == MANAGER:
                 return self._on_membership(message)
             case m.Misplaced(key=key, shard=shard):
@@ -345,7 +341,7 @@ class WorkerState:
 
     def _on_ack(self, ack: m.Ack) -> list[Effect | Call]:
         effects: list[Effect | Call] = []
-        for op in [op for op in self._pushing.get(ack.key, {}).values() if op.clock <= ack.clock]:
+        for op in [op for op in self.pushing.get(ack.key, {}).values() if op.clock <= ack.clock]:
             if ack.shard in op.unacked:
                 if ack.shard in op.unread:
                     continue  # it is acknowledged with what it reads
@@ -356,29 +352,10 @@ class WorkerState:
                     effects += self._complete(op, op.error)
         return effects
 
-    def _on_need_ids(self, peer: Incarnation, need: m.NeedIds) -> list[Effect | Call]:
-        """A list of ids is not there: that push again, with it, and those after it, which were not admitted either."""
-        pull = self.ops.get(need.pull)
-        if pull is not None and pull.key.filtering is not None and need.shard in pull.unread:
-            pull.known.discard(need.shard)
-            pull.key.filtering.miss(need.digest, peer)
-            return self._send(pull, need.shard)
-        effects: list[Effect | Call] = []
-        for op in list(self._pushing.get(need.key, {}).values()):
-            waits = need.shard in op.unacked and op.clock >= need.clock and op.key.head(need.shard) == peer
-            if not waits or op.push is None or op.key.filtering is None:
-                continue
-            if op.clock == need.clock:
-                parts = op.push[need.shard]
-                if need.part < len(parts):
-                    parts[need.part] = op.key.filtering.in_full(parts[need.part], need.digest, peer)
-            effects += self._send(op, need.shard)
-        return effects
-
     def _complete(self, op: Op, error: WindlassError | None) -> list[Effect | Call]:
         self.ops.pop(op.number, None)
         if op.push is not None:
-            del self._pushing[op.key.id][op.number]
+            del self.pushing[op.key.id][op.number]
         if op.pull is not None:
             op.key.open_pulls -= 1
         return [_finish(op, error), *self.pump(op.key)] if op.key.queue else [_finish(op, error)]
@@ -495,7 +472,7 @@ class WorkerState:
                 continue
             for shard in op.waits_for():
                 if (op.key.id, shard) in shards:
-                    effects += self._send(op, shard)
+                    effects += self.send(op, shard)
         return effects
 
     def fail_all(self, error: WindlassError) -> list[Effect | Call]:
@@ -528,7 +505,7 @@ class WorkerState:
                 effects += self._read(op) if shards else []
                 continue
             for shard in shards:
-                effects += self._send(op, shard)
+                effects += self.send(op, shard)
         return effects
 
     def _on_link_down(self, peer: Incarnation, now: float) -> list[Effect | Call]:
