@@ -24,7 +24,7 @@ from windlass.server.state import ServerConfig, ServerState
 from windlass.testing.history import KeyShape, WorkerLog
 from windlass.testing.network import PoisonedHeap
 from windlass.testing.program import Plan, Program
-from windlass.types import MANAGER, Array, Incarnation, Lease, Role, Sequential
+from windlass.types import MANAGER, Incarnation, Lease, Role, Sequential
 from windlass.worker.ops import Op, Request
 from windlass.worker.split import split
 from windlass.worker.state import Call, Submit, WorkerState

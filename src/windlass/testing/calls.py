@@ -78,8 +78,10 @@ class Calls(Protocol):
 
     shape: KeyShape
     key: KeyInfo
-    entry: Entry
     book: Book | None
+
+    @property
+    def entry(self) -> Entry: ...
 
     def whole(self) -> Where: ...
 
@@ -124,7 +126,8 @@ class Book:
             carried[slot * size + lo : slot * size + hi] += decoded.values.astype(np.int64)
             return
         decoded = self._receiver.decode(payload)
-        assert not isinstance(decoded, NeedIds) and decoded.ids is not None
+        assert not isinstance(decoded, NeedIds)
+        assert decoded.ids is not None
         for row_id, row in zip(decoded.ids.tolist(), decoded.values, strict=True):
             at = self._rows[row_id] * size
             carried[at : at + size] += row.astype(np.int64)

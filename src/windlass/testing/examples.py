@@ -68,4 +68,5 @@ class Turned(Filter):
 
 def _turned(values: Array) -> Array:
     words: Array = np.ascontiguousarray(values).view(f"u{values.itemsize}")
-    return words ^ words.dtype.type(0x2B)
+    turned: Array = words ^ words.dtype.type(0x2B)
+    return turned

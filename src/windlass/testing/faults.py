@@ -13,7 +13,8 @@ from windlass.testing.network import Pair
 from windlass.types import MANAGER, Incarnation, Role
 
 if TYPE_CHECKING:
-    from windlass.testing.world import Limits, World
+    from windlass.testing.limits import Limits
+    from windlass.testing.world import World
 
 MAX_SERVERS = 6
 

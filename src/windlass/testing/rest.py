@@ -116,10 +116,10 @@ def _unlike(world: World) -> list[str]:
             for me, other in zip(chain[1:], others, strict=True):
                 if head is None or other is None or me in world.net.dead or chain[0] in world.net.dead:
                     continue
-                wrong = [slot for slot in head.slots if not _is_same(head.slots[slot].content, other.slots[slot].content)]
-                if wrong:
-                    who = f"{world.name(me)} and {world.name(chain[0])}"
-                    left.append(f"replica: {who} differ on '{shape.name}', slot {wrong[0]}")
+                who = f"{world.name(me)} and {world.name(chain[0])}"
+                for number, slot in head.slots.items():
+                    if not _is_same(slot.content, other.slots[number].content):
+                        left.append(f"replica: {who} differ on '{shape.name}', slot {number}")
     return left
 
 

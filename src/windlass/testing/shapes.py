@@ -13,7 +13,7 @@ from windlass.testing.history import KeyShape
 from windlass.types import TableSpec
 
 if TYPE_CHECKING:
-    from windlass.testing.world import Limits
+    from windlass.testing.limits import Limits
 
 MAX_ROWS = 7
 ID_LIST_BYTES = (0, 24, 60, 1 << 20)
@@ -34,7 +34,8 @@ def dressed(shape: KeyShape, rng: random.Random, limits: Limits) -> KeyShape:
     if rng.random() < limits.tables:
         shape = _as_table(shape, rng, limits)
     if rng.random() < limits.filters:
-        shape = replace(shape, filters=rng.choice(DENSE_FILTERS if shape.table is None else TABLE_FILTERS))
+        chains = limits.chains or (DENSE_FILTERS if shape.table is None else TABLE_FILTERS)
+        shape = replace(shape, filters=rng.choice(chains))
     return shape
 
 
@@ -48,7 +49,7 @@ def _as_table(shape: KeyShape, rng: random.Random, limits: Limits) -> KeyShape:
     table = TableSpec(dim=size, init=initial_rule(None), slots=shape.num_slots)
     if limits.ageing and rng.random() < limits.ageing:
         limit = rng.choice(({"max_rows": 4}, {"ttl_updates": 2}, {"ttl_seconds": 0.5}, {"ttl_seconds": 0.1}))
-        table = TableSpec(dim=size, init=initial_rule(None), slots=shape.num_slots, **limit)  # type: ignore[arg-type]
+        table = TableSpec(dim=size, init=initial_rule(None), slots=shape.num_slots, **limit)
     return replace(shape, slot_size=size, num_slots=num_rows, table=table, ids=chosen)
 
 

@@ -13,17 +13,18 @@ from windlass.manager.records import AnyRecord, Image, Term
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
-from windlass.testing.aims import AFTER, BEFORE, WHATS, draw_aims, shoot
+from windlass.testing.aims import AFTER, BEFORE, draw_aims, shoot
 from windlass.testing.faults import draw_faults, next_fault
 from windlass.testing.history import History, KeyShape, Pulled, WorkerLog
 from windlass.testing.leases import LeaseProgram
+from windlass.testing.limits import Limits
 from windlass.testing.network import Box, Network, Pair, PoisonedHeap
 from windlass.testing.program import Condition, Plan, Program, Reader
 from windlass.testing.rest import at_rest, final_values
 from windlass.testing.saving import Saver
 from windlass.testing.shapes import ID_LIST_BYTES, dressed, leasable
 from windlass.testing.story import event_text
-from windlass.types import MANAGER, Bounded, Consistency, Eventual, Incarnation, KeyId, Role, Sequential
+from windlass.types import MANAGER, Incarnation, KeyId, Role
 from windlass.worker.ops import Op, Request
 from windlass.worker.state import ASK_AGAIN_SECONDS, GIVE_UP_SECONDS, REDIAL_SECONDS, Call, Submit, WorkerState
 
@@ -33,69 +34,6 @@ SAVER = Incarnation(98)
 MAX_STEPS = 20_000
 MAX_PAUSES = 60
 LEASE_SECONDS = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the seeds may draw. The defaults draw everything; a test that looks for one thing narrows them."""
-
-    servers: tuple[int, int] = (1, 3)
-    workers: tuple[int, int] = (2, 4)
-    keys: tuple[int, int] = (1, 2)
-    clock: tuple[int, int] = (2, 4)
-    consistencies: tuple[Consistency, ...] = (Sequential(), Bounded(1), Bounded(2), Eventual())
-    breaks: int = 4
-    drops: int = 1
-    """Frames that are lost, each with all that comes after it on its link."""
-    copies: int = 2
-    """Messages that come twice."""
-    slows: int = 2
-    """Links or nodes that are slow for a while."""
-    partitions: int = 1
-    """How often some nodes cannot reach others for a while."""
-    departures: int = 1
-    zombies: int = 1
-    joins: int = 1
-    readers: int = 0
-    """1: in every second run a driver reads the newest round now and then."""
-    savers: int = 0
-    """1: in every second run a driver saves all keys now and then."""
-    replicas: tuple[int, int] = (0, 2)
-    crashes: int = 1
-    """Servers that die. None that is the last of a chain."""
-    deposed: int = 1
-    """Servers that the manager takes for dead while they live."""
-    additions: int = 1
-    """Servers that come, while the others are at work."""
-    drains: int = 1
-    """Servers that are asked to leave."""
-    restarts: int = 1
-    """How often the manager dies, and another starts from what it has written down."""
-    leases: float = 0.0
-    """How often the workers do leased work, in place of pushes of their own."""
-    aims: int = 1
-    """How many things happen just before or after a node handles a certain kind of message."""
-    hurry: tuple[float, ...] = (0.002, 0.01, 0.03)
-    """How likely it is, at each step, that the next thing goes wrong; one of these in each run."""
-    kinds: tuple[str, ...] = ()
-    """The kinds of message that are aimed at, or come twice; none: any."""
-    whats: tuple[str, ...] = WHATS
-    """What happens then."""
-    large: float = 0.05
-    """How often slots are so large that replies go from where they lie, under a pin, instead of by copy."""
-    tables: float = 0.0
-    """How often a key is a table."""
-    filters: float = 0.0
-    """How often a key has filters."""
-    ageing: float = 0.0
-    """How often the rows of a table may go, because they are too many or too old."""
-
-
-CALM = Limits(
-    breaks=0, drops=0, copies=0, slows=0, partitions=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0,
-    additions=0, drains=0, restarts=0, aims=0,
-)  # fmt: skip
-"""Nothing goes wrong, and nobody comes or goes. A test that looks for one thing adds it."""
 
 
 @dataclass(slots=True)
@@ -151,6 +89,8 @@ class World:
         self.large = rng.random() < limits.large
         self.net = Network(rng, is_shared=rng.random() < 0.5)
         self.plan = self._draw_plan()
+        if limits.filters:
+            self.plan.id_list_bytes = rng.choice(ID_LIST_BYTES)
         self._has_tables = any(shape.table is not None for shape in self.plan.keys)
         self._heads: dict[tuple[KeyId, int], Incarnation] = {}  # of the shards of tables
         num_workers = self.plan.num_seats - limits.joins - limits.aims
@@ -167,6 +107,7 @@ class World:
         self._manager_seconds = 0.0  # its own clock, which runs while it waits for those who cannot come
         self.servers: dict[Incarnation, ServerState] = {}
         self.heaps: dict[Incarnation, PoisonedHeap] = {}
+        self._skews: dict[Incarnation, float] = {}  # how far each server's clock is ahead, in seconds
         self.workers: dict[Incarnation, WorkerNode] = {}
         self.sent: set[tuple[Any, ...]] = set()
         self.deposed: set[Incarnation] = set()
@@ -202,10 +143,7 @@ class World:
             return self._lease_plan(keys, num_seats)
         order = [number for number in range(len(keys)) for _ in range(clock)]
         rng.shuffle(order)
-        plan = Plan(keys, order, clock, num_seats, ranges=rng.choice((0.0, 0.5)), waits=rng.choice((0.2, 0.6, 1.0)))
-        if limits.filters:
-            plan.id_list_bytes = rng.choice(ID_LIST_BYTES)
-        return plan
+        return Plan(keys, order, clock, num_seats, ranges=rng.choice((0.0, 0.5)), waits=rng.choice((0.2, 0.6, 1.0)))
 
     def _lease_plan(self, keys: list[KeyShape], num_seats: int) -> Plan:
         rng = self.rng
@@ -220,6 +158,7 @@ class World:
     def add_server(self) -> None:
         me = Incarnation(len(self.servers) + 1)
         self.heaps[me] = PoisonedHeap()
+        self._skews[me] = self.rng.uniform(0, 1000) if self.limits.ageing else 0.0
         join = m.Join(role=Role.SERVER, pid=int(me), addresses=(str(me),), rank=int(me) - 1)
         list_bytes = self.plan.id_list_bytes
         config = ServerConfig(join=join, manager=(), lease_seconds=LEASE_SECONDS, id_list_bytes=list_bytes)
@@ -485,7 +424,7 @@ class World:
             shots.taught_tables += 1
         server = self.servers.get(node)
         if server is not None:
-            self._perform(node, server.handle(event, self.seconds))
+            self._perform(node, server.handle(event, self.seconds + self._skews[node]))
         elif node == MANAGER:
             self._to_manager(event)
         else:
@@ -535,7 +474,7 @@ class World:
                 self._manager_seconds += self.rng.choice((0.1, 1.0, 6.0))
                 self._perform(node, self.office.scheduler.handle(event, self._manager_seconds))
         elif node in self.servers:
-            self._perform(node, self.servers[node].handle(event, self.seconds))
+            self._perform(node, self.servers[node].handle(event, self.seconds + self._skews[node]))
         else:
             worker = self.workers[node]
             if isinstance(event, _Step):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect
 from windlass.types import Incarnation, KeyId
-from windlass.worker.ops import Call, Op
+from windlass.worker.ops import Op
+
+if TYPE_CHECKING:
+    from windlass.worker.state import Call
 
 
 class Sending(Protocol):

@@ -202,13 +202,6 @@ def _own(block: Block) -> Block:
     return Block(block.array.copy()) if block.segment < 0 else block
 
 
-@dataclass(slots=True)
-class Call:
-    """Effect: call this, in order with the other effects."""
-
-    function: Callable[[], None]
-
-
 @dataclass(slots=True, eq=False)
 class Request:
     """One question to one node, or to whoever is the head of a shard; sent again if the link breaks or the shard moves,

@@ -11,7 +11,6 @@ another head, and when it was told that the head does not know yet that it is on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -21,7 +20,7 @@ from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, R
 from windlass.errors import ClusterError, LostRange, PeerError, UsageError, WindlassError
 from windlass.types import MANAGER, Bytes, Chain, Generation, Incarnation, KeyId, Node, Role
 from windlass.worker.missing import send_in_full
-from windlass.worker.ops import Call, KeyInfo, Op, Request
+from windlass.worker.ops import KeyInfo, Op, Request
 
 REDIAL_SECONDS = 0.05
 ASK_AGAIN_SECONDS = 0.5
@@ -34,6 +33,13 @@ class Submit:
     """Event: the caller wants this."""
 
     work: Op | Request
+
+
+@dataclass(slots=True)
+class Call:
+    """Effect: call this, in order with the other effects."""
+
+    function: Callable[[], None]
 
 
 class WorkerState:
