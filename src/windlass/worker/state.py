@@ -11,6 +11,7 @@ another head, and when it was told that the head does not know yet that it is on
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec import structs
