@@ -112,10 +112,7 @@ class Book:
                 self._read(part, payload.in_full(), carried)
         self.sent += carried
         self.num_kept_back += int((self.given != self.sent).any())
-        marks: Marks = {}
-        for at in np.flatnonzero(carried).tolist():
-            marks.setdefault(at // self._shape.slot_size, []).append(at)
-        return marks
+        return marks_of(self._shape, carried)
 
     def _read(self, part: Part, payload: Any, carried: Array) -> None:
         size = self._shape.slot_size
@@ -134,21 +131,33 @@ class Book:
 
     def problem(self) -> str:
         """What is wrong with these accounts; nothing, if all is well: sent + residual = given."""
-        kept = np.zeros(self._shape.size, np.float64)
-        size = self._shape.slot_size
-        for one in self._filtering.sender.dump().residual:
-            if one.ids is None:
-                kept[one.lo : one.lo + one.values.size] += one.values[: self._shape.size - one.lo]
-                continue
-            for row_id, row in zip(one.ids.tolist(), one.values.reshape(-1, size), strict=True):
-                at = self._rows[row_id] * size
-                kept[at : at + size] += row
+        kept = kept_back(self._shape, self._filtering)
         wrong = np.flatnonzero(self.sent + kept != self.given)
         if not wrong.size:
             return ""
         at = int(wrong[0])
         told = f"{self.given[at]:g} was pushed, {self.sent[at]:g} sent, {kept[at]:g} kept back"
         return f"'{self._shape.name}', element {at}: {told}"
+
+
+def marks_of(shape: KeyShape, carried: Array) -> Marks:
+    """The elements of a whole key that are not 0."""
+    marks: Marks = {}
+    for at in np.flatnonzero(carried).tolist():
+        marks.setdefault(at // shape.slot_size, []).append(at)
+    return marks
+
+
+def kept_back(shape: KeyShape, filtering: KeyFilter) -> Array:
+    """What a worker's filters keep back of a key, as its value would be."""
+    kept = np.zeros(shape.size, np.float64)
+    for one in filtering.sender.dump().residual:
+        if one.ids is None:
+            kept[one.lo : one.lo + one.values.size] += one.values[: shape.size - one.lo]
+            continue
+        for row_id, row in zip(one.ids.tolist(), one.values.reshape(-1, shape.slot_size), strict=True):
+            kept.reshape(-1, shape.slot_size)[shape.ids.index(row_id)] += row
+    return kept
 
 
 def calls_of(shape: KeyShape, key: KeyInfo, hub: Hub, seat: int, *, pushes_all: bool = False) -> Calls:
