@@ -115,7 +115,7 @@ def test_a_slot_that_is_shown_twice_keeps_what_came_in_between() -> None:
     begun = {"base": 0, "resting": [], "leases": {}, "counted": {}}
     counts = {"applied": {W0: 0}, "version": 0, "refused": [], "seen": {}, **begun}
     show = m.Show(key=KEY, shard=0, lesson=1, index=1, counts=counts)
-    meta = {"content": {"size": 4, "dtype": "int64", "spans": [[0, 4, 0]]}, "rounds": 0, "missing": 0}
+    meta = {"content": {"size": 4, "dtype": "int64", "spans": [[0, 4, 0]]}, "rounds": 0, "missing": 0, "time": 0.0}
     slots = [
         m.ShowSlot(
             key=KEY, shard=0, lesson=1, slot=slot, index=1, name="value", dtype="int64", is_last=True, meta=meta

@@ -209,11 +209,14 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
         return range(shard * self.num_slots // num_shards, (shard + 1) * self.num_slots // num_shards)
 
     def shard_of(self, slot: int, num_shards: int) -> int:
-        return ((slot + 1) * num_shards - 1) // self.num_slots
+        """The first, for the slot after the last: what workers keep back is saved as such."""
+        return ((slot + 1) * num_shards - 1) // self.num_slots if slot < self.num_slots else 0
 
     def shard_range(self, shard: int, num_shards: int) -> tuple[int, int]:
-        """The elements of a shard."""
+        """The elements of a shard; of a table, its slots."""
         slots = self.shard_slots(shard, num_shards)
+        if self.table is not None:
+            return slots.start, slots.stop
         return self.slot_range(slots.start)[0], self.slot_range(slots.stop - 1)[1]
 
 

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from windlass._wire.message import Message
-from windlass.types import KeyId
+from windlass.types import Incarnation, KeyId
 
 
 class Inspect(Message, frozen=True):
@@ -79,7 +79,7 @@ class Dumped(Message, frozen=True):
 class Restore(Message, frozen=True):
     """Worker or driver to server: array `name` of what this slot is to become, or a stretch of it; they are numbered
     by `part`. Answered with Done; the last one makes it so. `count` is how many updates the key had taken (-1: not
-    known), and the shard counts on from there."""
+    known), and the shard counts on from there. The slot after the last is what workers had kept back."""
 
     request: int
     key: KeyId
@@ -90,6 +90,42 @@ class Restore(Message, frozen=True):
     is_last: bool
     count: int = -1
     part: int = 0
+
+
+class Deposit(Message, frozen=True):
+    """Head of a key's first shard to worker: what have your filters kept back, after push `clock` of the key (-1: as it
+    is now)? It is for this snapshot of `saver`. Answered with Deposited, when it is so far."""
+
+    key: KeyId
+    saver: Incarnation
+    snapshot: int
+    clock: int
+
+
+class Deposited(Message, frozen=True):
+    """Worker to head: array `name` of it, or a stretch of one, as data; part `part` of `parts`. Or that push has gone
+    by."""
+
+    key: KeyId
+    saver: Incarnation
+    snapshot: int
+    is_missed: bool = False
+    name: str = ""
+    dtype: str = ""
+    meta: dict[str, Any] = {}
+    part: int = 0
+    parts: int = 1
+
+
+class Residual(Message, frozen=True):
+    """Head to worker: a checkpoint was loaded in which your rank had kept this back, as in Deposited."""
+
+    key: KeyId
+    name: str
+    dtype: str
+    meta: dict[str, Any]
+    part: int
+    parts: int
 
 
 class Scan(Message, frozen=True):

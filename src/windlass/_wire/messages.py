@@ -22,12 +22,15 @@ from windlass._wire.leases import Tallied as Tallied
 from windlass._wire.leases import Tally as Tally
 from windlass._wire.leases import Waits as Waits
 from windlass._wire.leases import Workload as Workload
+from windlass._wire.looking import Deposit as Deposit
+from windlass._wire.looking import Deposited as Deposited
 from windlass._wire.looking import Dump as Dump
 from windlass._wire.looking import Dumped as Dumped
 from windlass._wire.looking import Freeze as Freeze
 from windlass._wire.looking import Frost as Frost
 from windlass._wire.looking import Frozen as Frozen
 from windlass._wire.looking import Inspect as Inspect
+from windlass._wire.looking import Residual as Residual
 from windlass._wire.looking import Restore as Restore
 from windlass._wire.looking import Saved as Saved
 from windlass._wire.looking import Scan as Scan
@@ -546,6 +549,9 @@ AnyMessage = (
     | Dump
     | Dumped
     | Restore
+    | Deposit
+    | Deposited
+    | Residual
     | Scan
     | Scanned
     | Saved

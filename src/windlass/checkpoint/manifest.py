@@ -83,6 +83,13 @@ class SavedKey(msgspec.Struct, frozen=True, kw_only=True):
     spec: KeySpec
     moment: Moment
     slots: tuple[SlotEntry, ...]
+    residuals: SlotEntry | None = None
+    """What the filters of each worker had kept back: arrays by rank."""
+
+    @property
+    def entries(self) -> tuple[SlotEntry, ...]:
+        """The slots, and after them the residuals."""
+        return self.slots if self.residuals is None else (*self.slots, self.residuals)
 
 
 class SavedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +163,7 @@ def _problem(manifest: Manifest) -> str:
     for key in manifest.keys:
         if len(key.slots) != key.spec.num_slots:
             return f"has {len(key.slots)} slots of '{key.spec.name}', which is declared with {key.spec.num_slots}"
-        for number, slot in enumerate(key.slots):
+        for number, slot in enumerate(key.entries):
             where = f"slot {number} of '{key.spec.name}'"
             if slot.file not in files:
                 return f"has {where} in '{slot.file:.80}', which is not among its files"

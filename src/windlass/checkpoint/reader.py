@@ -41,7 +41,7 @@ class Reader:
         return self.folder.name
 
     def slot(self, key: str, number: int) -> SavedSlot:
-        """What one slot was made of. The arrays may be read-only."""
+        """What one slot was made of, or, after the last, what workers had kept back. The arrays may be read-only."""
         entry = self._entry(key, number)
         arrays = {array.name: self._read(entry.file, array, f"slot {number} of '{key}'") for array in entry.arrays}
         return SavedSlot(arrays, entry.meta)
@@ -70,7 +70,7 @@ class Reader:
         return self.keys[key]
 
     def _entry(self, key: str, number: int) -> SlotEntry:
-        slots = self._key(key).slots
+        slots = self._key(key).entries
         if not 0 <= number < len(slots):
             raise UsageError(f"'{key}' has slots 0 to {len(slots) - 1} in '{self.path}', asked for {number}")
         return slots[number]

@@ -72,7 +72,7 @@ def _slots(
     return tuple(
         (name, number)
         for name, key in reader.keys.items()
-        for number, slot in enumerate(key.slots)
+        for number, slot in enumerate(key.entries)
         if slot.file == file.name and any(array.nbytes and is_hit(array) for array in slot.arrays)
     )
 

@@ -156,7 +156,8 @@ class Writer:
         self, spec: KeySpec, number: int, arrays: Mapping[str, Array], meta: Mapping[str, Any], moment: Moment
     ) -> None:
         """Take one slot of a key. Its arrays must not change until the end of the block. Slots come in any order; all
-        slots of a key are of one moment. Blocks while WRITERS shards are being written."""
+        slots of a key are of one moment. The slot after the last is what workers have kept back; a key may be without.
+        Blocks while WRITERS shards are being written."""
         part = Part(spec, number, SavedSlot(dict(arrays), dict(meta)))
         part.check()
         known = self._specs.setdefault(spec.name, (spec, moment))
@@ -165,7 +166,7 @@ class Writer:
                 f"slot {number} of '{spec.name}' is {moment} of {spec}, but an earlier one was {known[1]} of {known[0]}"
             )
         slots = self._slots.setdefault(spec.name, {})
-        if not 0 <= number < spec.num_slots or number in slots:
+        if not 0 <= number < spec.num_slots + bool(spec.filters) or number in slots:
             known_as = "was added already" if number in slots else f"does not exist: it has {spec.num_slots}"
             raise UsageError(f"slot {number} of '{spec.name}' {known_as}")
         slots[number] = SlotEntry(file="", arrays=(), meta={})  # until it is written
@@ -195,7 +196,7 @@ class Writer:
 
     def _commit(self) -> None:
         for name, (spec, _) in self._specs.items():
-            missing = spec.num_slots - len(self._slots[name])
+            missing = sum(number not in self._slots[name] for number in range(spec.num_slots))
             if missing:
                 raise UsageError(f"'{name}' has {spec.num_slots} slots, {missing} of them were not added")
         if self._gathered:
@@ -223,7 +224,12 @@ class Writer:
 
     def _manifest(self) -> Manifest:
         keys = (
-            SavedKey(spec=spec, moment=moment, slots=tuple(entry for _, entry in sorted(self._slots[name].items())))
+            SavedKey(
+                spec=spec,
+                moment=moment,
+                slots=tuple(self._slots[name][number] for number in range(spec.num_slots)),
+                residuals=self._slots[name].get(spec.num_slots),
+            )
             for name, (spec, moment) in self._specs.items()
         )
         return Manifest(

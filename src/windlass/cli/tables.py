@@ -30,6 +30,8 @@ def show(console: Console, cluster: dict[str, Any]) -> None:
             shown = dict(list(keys.items())[:MAX_KEY_ROWS])
             console.print(_keys(cluster, shown), "", sep="\n")
             console.print(_clocks(cluster, shown))
+            if (filters := _filters(cluster, shown)) is not None:
+                console.print("", filters, sep="\n")
             if len(keys) > len(shown):
                 console.print(f"[dim]and {len(keys) - len(shown):,} more keys; --json shows all[/dim]")
         else:
@@ -96,7 +98,7 @@ def _keys(cluster: dict[str, Any], keys: dict[str, Any]) -> Table:
         parts = ("value_bytes", "state_bytes", "staged_bytes")
         table.add_row(
             f"[bold]{escape(name)}[/bold]",
-            f"{key['dtype']} {'×'.join(map(str, key['shape'])) or 'scalar'}",
+            _value(key, held),
             f"{key['reduce']}, {key['update']}",
             _policy(key["consistency"]),
             _places(key["shards"], key["replicas"]),
@@ -105,6 +107,37 @@ def _keys(cluster: dict[str, Any], keys: dict[str, Any]) -> Table:
             str(sum(one["waiting_pulls"] for one in held.values())),
         )
     return table
+
+
+def _value(key: dict[str, Any], held: dict[str, dict[str, Any]]) -> str:
+    """The shape of a dense value; how many rows a table has."""
+    if key.get("is_table"):
+        rows = sum(one.get("rows", 0) for one in held.values())
+        return f"{key['dtype']} table, {rows:,} × {key['shape'][-1]}"
+    return f"{key['dtype']} {'×'.join(map(str, key['shape'])) or 'scalar'}"
+
+
+def _filters(cluster: dict[str, Any], keys: dict[str, Any]) -> Table | None:
+    """What filters made of pushes, and what workers keep back."""
+    table = _table("filters", "pushed", "after each", "kept back (norm)", right=("pushed",))
+    for name in keys:
+        held = [said["keys"][name] for said in cluster["servers"].values() if name in said["keys"]]
+        told = [one["filters"] for one in held if one.get("filters")]
+        if not told:
+            continue
+        names = [each["filter"] for each in told[0]]
+        before = sum(each[0]["before"] for each in told)
+        after = [sum(each[number]["after"] for each in told) for number in range(len(names))]
+        norms: dict[str, float] = {}
+        for one in held:
+            for worker, norm in one.get("residual_norms", {}).items():
+                norms[worker] = max(norm, norms.get(worker, 0.0))
+        kept = ", ".join(f"{worker} {norm:.3g}" for worker, norm in sorted(norms.items()))
+        lost = max((one.get("lost_residual_norm", 0.0) for one in held), default=0.0)
+        kept += f"[red], lost {lost:.3g}[/red]" if lost else ""
+        steps = " → ".join(f"{each} {amount(size)}" for each, size in zip(names, after, strict=True))
+        table.add_row(f"[bold]{escape(name)}[/bold]", amount(before), escape(steps), kept)
+    return table if table.row_count else None
 
 
 def _places(shards: list[list[str]], replicas: int) -> str:

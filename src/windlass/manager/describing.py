@@ -25,6 +25,7 @@ def describe_key(number: KeyId, spec: KeySpec) -> dict[str, Any]:
         "namespace": spec.namespace,
         "id": number,
         "shape": list(spec.shape),
+        "is_table": spec.table is not None,
         "dtype": spec.dtype,
         "reduce": spec.reduce.path,
         "update": spec.update.path,

@@ -11,6 +11,8 @@ SHARDS_PER_SERVER = 4
 """How finely a large key is cut, at most. More of them balance better when servers come and go; each costs every push
 of its key a message."""
 
+TABLE_SLOT_ROWS = 4096
+
 
 @dataclass(slots=True)
 class Load:
@@ -62,6 +64,9 @@ def _followers(
 
 
 def shard_bytes(spec: KeySpec, shard: int, num_shards: int) -> int:
-    """Bytes of a shard's value. A zero-size one counts one byte: it costs its server messages."""
+    """Bytes of a shard's value. A zero-size one counts one byte: it costs its server messages. How large a table will
+    be nobody knows: each of its slots counts as some thousand rows."""
     lo, hi = spec.shard_range(shard, num_shards)
+    if spec.table is not None:
+        return (hi - lo) * TABLE_SLOT_ROWS * spec.itemsize
     return max(1, (hi - lo) * spec.itemsize)

@@ -18,7 +18,8 @@ from windlass.server.host import Members
 from windlass.server.log import COPIED_BYTES, Log
 from windlass.server.pins import Pins
 from windlass.server.rows import TableContent
-from windlass.server.units import HeldSlot, Waiting
+from windlass.server.units import HeldSlot, Rows, Waiting
+from windlass.store.batch import address
 from windlass.types import Block, Bytes, Incarnation, KeyId, KeySpec
 
 ANSWER_BYTES = 8 << 20
@@ -55,26 +56,18 @@ class Answers(ABC):
             data = named
         if self.is_table and (told := self._read_at_once(peer, pull, data)):
             return told
-        ids = [part.copy() for part in data] if self.is_table else None
-        self._wait_for(peer, pull.pull, pull.clock, pull.pieces, ids, rides=False)
+        if self.is_table:
+            self._wait_for_rows(peer, pull, [part.copy() for part in data])
+            return []
+        self._wait_for(peer, pull.pull, pull.clock, pull.pieces, rides=False)
         effects: list[Effect] = []
         for number in dict.fromkeys(piece[0] for piece in pull.pieces):
             effects += self.answer_waiting(self.slots[number])
         return effects
 
-    def _wait_for(
-        self,
-        peer: Incarnation,
-        pull: int,
-        clock: int,
-        pieces: tuple[m.Piece, ...],
-        ids: Sequence[Bytes] | None,
-        *,
-        rides: bool,
-    ) -> None:
-        for position, (number, lo, hi) in enumerate(pieces):
-            wanted = None if ids is None else ids[position]
-            self.slots[number].waiting.append(Waiting(peer, pull, clock, lo, hi, rides, wanted))
+    def _wait_for(self, peer: Incarnation, pull: int, clock: int, pieces: tuple[m.Piece, ...], *, rides: bool) -> None:
+        for number, lo, hi in pieces:
+            self.slots[number].waiting.append(Waiting(peer, pull, clock, lo, hi, rides))
 
     def verdict(self, slot: HeldSlot, peer: Incarnation, clock: int) -> Verdict:
         if slot.missing:
@@ -96,7 +89,9 @@ class Answers(ABC):
         effects: list[Effect] = []
         copies: dict[tuple[int, int], Block] = {}  # readers of the same small piece share one copy of it
         for waiting in slot.waiting:
-            if self.verdict(slot, waiting.peer, waiting.clock).admit:
+            if waiting.rows is not None and self._may_read(waiting.peer, waiting.clock, waiting.rows):
+                effects += self._answer_all(waiting.peer, waiting.pull, waiting.clock, waiting.rows)
+            elif waiting.rows is None and self.verdict(slot, waiting.peer, waiting.clock).admit:
                 effects.append(self._answer(slot, waiting, copies))
             else:
                 still.append(waiting)
@@ -105,9 +100,6 @@ class Answers(ABC):
 
     def _answer(self, slot: HeldSlot, waiting: Waiting, copies: dict[tuple[int, int], Block]) -> Send:
         lo, hi = waiting.lo, waiting.hi
-        if waiting.ids is not None:
-            piece = (slot.number, lo, hi)
-            return self._answer_rows(waiting.peer, waiting.pull, waiting.clock, [(piece, waiting.ids)])
         if self.decoder is not None:
             return self._answer_filtered(slot, waiting, self.decoder)
         pins: tuple[int, ...] = ()
@@ -155,35 +147,49 @@ class Answers(ABC):
 
     # --- rows of a table --------------------------------------------------------------------------------------------
 
+    def _wait_for_rows(self, peer: Incarnation, pull: m.Pull, ids: Sequence[Bytes], *, rides: bool = False) -> None:
+        """Wait at the last slot that is concerned: it is the last to be updated."""
+        rows = list(zip(pull.pieces, ids, strict=True))
+        if rows:
+            slot = self.slots[max(piece[0] for piece in pull.pieces)]
+            slot.waiting.append(Waiting(peer, pull.pull, pull.clock, 0, 0, rides, rows))
+
+    def _may_read(self, peer: Incarnation, clock: int, rows: Rows) -> bool:
+        slots = {piece[0] for piece, _ in rows}
+        return all(self.verdict(self.slots[number], peer, clock).admit for number in slots)
+
     def _read_at_once(self, peer: Incarnation, pull: m.Pull, data: tuple[Bytes, ...]) -> list[Effect]:
-        """All that was asked for, in as few messages as there can be, if all of it may be answered now."""
-        slots = [self.slots[number] for number in dict.fromkeys(piece[0] for piece in pull.pieces)]
-        if not all(self.verdict(slot, peer, pull.clock).admit for slot in slots):
-            return []
+        """All that was asked for, if all of it may be answered now."""
+        rows = list(zip(pull.pieces, data, strict=True))
+        return self._answer_all(peer, pull.pull, pull.clock, rows) if self._may_read(peer, pull.clock, rows) else []
+
+    def _answer_all(self, peer: Incarnation, pull: int, clock: int, rows: Rows) -> list[Effect]:
+        """In as few messages as there can be."""
         effects: list[Effect] = []
         some: list[tuple[m.Piece, Bytes]] = []
         size = 0
-        for piece, ids in zip(pull.pieces, data, strict=True):
+        for piece, ids in rows:
             nbytes = (piece[2] - piece[1]) * self.itemsize
             if some and size + nbytes > ANSWER_BYTES:
-                effects.append(self._answer_rows(peer, pull.pull, pull.clock, some))
+                effects.append(self._answer_rows(peer, pull, clock, some))
                 some, size = [], 0
             some.append((piece, ids))
             size += nbytes
         if some:
-            effects.append(self._answer_rows(peer, pull.pull, pull.clock, some))
+            effects.append(self._answer_rows(peer, pull, clock, some))
         return effects
 
-    def _answer_rows(self, peer: Incarnation, pull: int, clock: int, wanted: list[tuple[m.Piece, Bytes]]) -> Send:
+    def _answer_rows(self, peer: Incarnation, pull: int, clock: int, wanted: Rows) -> Send:
         block, pins = self._readable(peer, sum(hi - lo for (_, lo, hi), _ in wanted) * self.itemsize)
         data: list[Block] = []
-        begin = 0
+        begin, place = 0, address(block.array)
         for (number, lo, hi), ids in wanted:
             end = begin + (hi - lo) * self.itemsize
             content = self.slots[number].content
             assert isinstance(content, TableContent)
-            content.pull(ids, block.array[begin:end])
-            data.append(Block(block.array[begin:end], block.segment, block.offset + begin))
+            part = block.array[begin:end]
+            content.pull(ids, part, place + begin)
+            data.append(Block(part, block.segment, block.offset + begin))
             begin = end
         pulled = m.Pulled(
             pull=pull,
@@ -198,7 +204,7 @@ class Answers(ABC):
         return Send(peer, pulled, tuple(data), pins, self.spec.priority)
 
     def _filter_rows(
-        self, pulled: m.Pulled, rows: Bytes, data: list[Block], wanted: list[tuple[m.Piece, Bytes]], decoder: Decoder
+        self, pulled: m.Pulled, rows: Bytes, data: list[Block], wanted: Rows, decoder: Decoder
     ) -> tuple[m.Pulled, list[Block]]:
         """As the key's filters want it; with what KKT needs to know."""
         found = decoder.answer(rows)
@@ -264,8 +270,7 @@ class Answers(ABC):
         still: list[Waiting] = []
         for one in slot.waiting:
             if one.rides and one.clock == clock and who in (0, one.peer):
-                piece = (slot.number, one.lo, one.hi)
-                effects.append(Send(one.peer, self._refusal(one.pull, clock, (piece,), error)))
+                effects.append(Send(one.peer, self._refusal(one.pull, clock, one.pieces(slot.number), error)))
             else:
                 still.append(one)
         slot.waiting = still

@@ -83,7 +83,12 @@ class Crew(Answers):
         effects: list[Effect] = []
         if is_new:
             effects += self.log.seal(m.LogEntry(kind=m.Kind.START, who=unit.who, clock=clock))
-        return [*effects, Send(unit.who, m.Done(request=unit.request, detail=clock)), *self.on_fewer()]
+        done = Send(unit.who, m.Done(request=unit.request, detail=clock))
+        return [*effects, *self.residual_of(unit.who), done, *self.on_fewer()]
+
+    @abstractmethod
+    def residual_of(self, who: Incarnation) -> list[Effect]:
+        """What its filters had kept back when a checkpoint was saved that was loaded here."""
 
     def rest(self, peer: Incarnation, request: int) -> list[Effect]:
         """This worker has nothing to push for a while."""

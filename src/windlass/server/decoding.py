@@ -29,6 +29,7 @@ class Decoder:
         self._spec, self._slots = spec, slots
         self._receiver = Receiver(chain, lists)
         on_pull = chain.for_pull()
+        self.keeps_loss = chain.keeps_loss
         self.wants_threshold = any(isinstance(each, KKT) for each in chain.filters)
         self._answers = Sender(on_pull) if on_pull.filters else None
 

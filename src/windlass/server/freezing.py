@@ -19,11 +19,12 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
 from windlass.server.answers import Answers
 from windlass.server.content import Content, Frozen
+from windlass.server.deposits import Deposits
 from windlass.server.log import COPIED_BYTES
 from windlass.server.pins import Pins
 from windlass.server.units import Freezing, HeldSlot
 from windlass.store.parts import cut_arrays
-from windlass.types import Array, Block, Incarnation, KeyId, Memory
+from windlass.types import Array, Block, Bytes, Incarnation, KeyId, Memory
 
 
 class Which(NamedTuple):
@@ -40,6 +41,7 @@ class FrozenShard:
     """`count` is how many updates the key had taken."""
 
     count: int
+    num_slots: int  # of the key
     slots: dict[int, Frozen]
 
 
@@ -50,6 +52,7 @@ class Freezer:
         self._me, self._pins, self._memory = me, pins, memory
         self._asked: set[Which] = set()  # not frozen yet
         self._frozen: dict[Which, FrozenShard] = {}
+        self.deposits: Deposits[Which] = Deposits()
         self._void: dict[Incarnation, int] = {}  # the last snapshot that each saver has given up
 
     def __len__(self) -> int:
@@ -70,13 +73,13 @@ class Freezer:
         """Somebody wants this frozen."""
         self._asked.add(which)
 
-    def freeze(self, which: Which, count: int, slots: dict[int, HeldSlot]) -> FrozenShard | None:
+    def freeze(self, which: Which, count: int, num_slots: int, slots: dict[int, HeldSlot]) -> FrozenShard | None:
         """The moment has come; None if nobody wants it any more."""
         if which not in self._asked:
             return self._frozen.get(which)
         self._asked.discard(which)
         kept = {number: self.keep(slot.content) for number, slot in slots.items()}
-        self._frozen[which] = FrozenShard(count, kept)
+        self._frozen[which] = FrozenShard(count, num_slots, kept)
         return self._frozen[which]
 
     def keep(self, content: Content) -> Frozen:
@@ -86,6 +89,8 @@ class Freezer:
     def read(self, which: Which, wanted: m.Dump) -> Send:
         """One array of a slot, or a stretch of one; after the last one the slot is given back."""
         shard = self._frozen.get(which)
+        if shard is not None and wanted.slot not in shard.slots and wanted.slot == shard.num_slots:
+            return self._read_deposits(which, wanted)
         kept = shard.slots.get(wanted.slot) if shard is not None else None
         parts = list(cut_arrays(kept.arrays())) if kept is not None else []
         if shard is None or kept is None or not 0 <= wanted.part < len(parts):
@@ -96,6 +101,17 @@ class Freezer:
         dumped = m.Dumped(request=wanted.request, names=names, dtypes=dtypes, meta=kept.meta, pins=pins)
         if wanted.part == len(parts) - 1:
             shard.slots.pop(wanted.slot).thaw()
+        return Send(which.saver, dumped, (block,), pins)
+
+    def _read_deposits(self, which: Which, wanted: m.Dump) -> Send:
+        """What workers have kept back. It stays until all is given back."""
+        arrays, meta = self.deposits.content(which)
+        parts = list(cut_arrays(arrays or {"": np.empty(0, np.uint8)}))
+        if not 0 <= wanted.part < len(parts):
+            return Send(which.saver, m.Dumped(request=wanted.request, names=(), dtypes=(), meta={}))
+        names, dtypes = tuple(one for one, _ in parts), tuple(str(one.dtype) for _, one in parts)
+        block, pins = self._readable(which.saver, parts[wanted.part][1], None)
+        dumped = m.Dumped(request=wanted.request, names=names, dtypes=dtypes, meta=meta, pins=pins)
         return Send(which.saver, dumped, (block,), pins)
 
     def _readable(self, reader: Incarnation, array: Array, own: Block | None) -> tuple[Block, tuple[int, ...]]:
@@ -128,6 +144,7 @@ class Freezer:
 
     def _drop(self, is_over: Callable[[Which], bool]) -> None:
         self._asked = {which for which in self._asked if not is_over(which)}
+        self.deposits.drop(is_over)
         for which in [which for which in self._frozen if is_over(which)]:
             for kept in self._frozen.pop(which).slots.values():
                 kept.thaw()
@@ -144,22 +161,39 @@ class Freezes(Answers):
         which = Which(peer, wanted.snapshot, self.id, self.number)
         known = self.freezer.find(which)
         if known is not None and wanted.round is not None:
-            return [self._frost(peer, wanted.request, m.Frost.FROZEN, known.count)]
+            frost = self.freezer.deposits.frost(which, self.crew)
+            return [self._frost(peer, wanted.request, frost, known.count), *self._ask_for_deposits(which)]
         count = self.current_count()
         if not self.is_ready:
             return [self._frost(peer, wanted.request, m.Frost.EMPTY, count)]
         round = self.moment(wanted.round)
         if round is None or not self.freezer.is_new(which):
-            return [self._frost(peer, wanted.request, m.Frost.AHEAD, count)]
+            return [self._frost(peer, wanted.request, m.Frost.AHEAD, count), *self._ask_for_deposits(which)]
         if round < self.current_round() or self.freezer.is_void(which):
             return [self._frost(peer, wanted.request, m.Frost.MISSED, count)]
         self.freezer.ask(which)
-        if round == self.current_round():
+        asks: list[Effect] = []
+        if self.number == 0 and self.decoder is not None and self.decoder.keeps_loss:
+            self.freezer.deposits.ask(which, round)
+            asks = self._ask_for_deposits(which)
+        if round == self.current_round() and not asks:
             return self.schedule(Freezing(which, round, wanted.request))
-        return [*self.schedule(Freezing(which, round, 0)), self._frost(peer, wanted.request, m.Frost.AHEAD, count)]
+        told = self._frost(peer, wanted.request, m.Frost.AHEAD, count)
+        return [*self.schedule(Freezing(which, round, 0)), told, *asks]
+
+    def _ask_for_deposits(self, which: Which) -> list[Effect]:
+        """Ask those who have not given what they have kept back; again, because the word may have been lost."""
+        deposits = self.freezer.deposits
+        ask = m.Deposit(key=self.id, saver=which.saver, snapshot=which.snapshot, clock=deposits.clock(which))
+        return [Send(who, ask) for who in deposits.missing(which, self.crew)]
+
+    def deposit(self, peer: Incarnation, given: m.Deposited, data: tuple[Bytes, ...]) -> None:
+        which = Which(given.saver, given.snapshot, self.id, self.number)
+        self.freezer.deposits.take(which, peer, self.members.rank(peer), given, data)
 
     def carry_out(self, unit: Freezing) -> list[Effect]:
-        frozen = self.freezer.freeze(Which(*unit.which), self.version + self.base, self.slots)
+        count = self.version + self.base
+        frozen = self.freezer.freeze(Which(*unit.which), count, self.spec.num_slots, self.slots)
         if frozen is None or not unit.request:
             return []
         return [self._frost(unit.which[0], unit.request, m.Frost.FROZEN, frozen.count)]

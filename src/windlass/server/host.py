@@ -59,6 +59,7 @@ class Host:
     clock: Clock
     lists: IdLists
     local: Mapping[str, object]
+    at_once_bytes: int
 
 
 @dataclass(slots=True)
@@ -91,3 +92,5 @@ class ServerConfig:
     id_list_bytes: int = 64 << 20
     """How much is kept of the lists of ids that workers name by their digests. Raise it if workers send theirs again
     and again."""
+    at_once_bytes: int = 1 << 20
+    """How much one event may touch beyond its first slot. Each slot that has to wait for its turn costs a little."""

@@ -7,17 +7,19 @@ from collections.abc import Mapping
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Recycle, Send
 from windlass.server.content import Content, DenseContent
+from windlass.server.deposits import by_rank
 from windlass.server.pins import Pins
 from windlass.server.rows import TableContent
 from windlass.server.shard import Shard
 from windlass.server.units import Restored
 from windlass.store.dense import DenseSlot, warm
+from windlass.store.large import LargePages
 from windlass.store.parts import join_arrays
 from windlass.store.reduce import Op, Reducer, resolve_reducer
 from windlass.store.table import TableSlot, warm_table
 from windlass.store.table_options import table_options
 from windlass.store.update import Fused, Updater, resolve_updater
-from windlass.types import Array, Bytes, Heap, Incarnation, KeyId, KeySpec, Memory, TableSpec
+from windlass.types import Array, Bytes, Incarnation, KeyId, KeySpec, Memory, TableSpec
 
 
 class Maker:
@@ -25,6 +27,7 @@ class Maker:
 
     def __init__(self, memory: Memory, local: Mapping[str, object], pins: Pins, me: Incarnation) -> None:
         self._memory, self._local, self._pins, self._me = memory, local, pins, me
+        self._rows = LargePages()
         self._warmed: set[tuple[str, str, str]] = set()
 
     def slots(self, place: m.Place, number: int) -> dict[int, Content]:
@@ -57,8 +60,8 @@ class Maker:
             warm_table(options, reducer, updater)
         mine = options.share(table.slots)
         # Nobody reads rows where they lie, so they are in memory of this process alone.
-        made = {slot: TableSlot(mine, reducer=reducer, updater=updater, memory=Heap()) for slot in numbers}
-        return {slot: TableContent(rows, spec.itemsize) for slot, rows in made.items()}
+        rows = {slot: TableSlot(mine, reducer=reducer, updater=updater, memory=self._rows) for slot in numbers}
+        return {slot: TableContent(each, spec.itemsize) for slot, each in rows.items()}
 
 
 class Restoring:
@@ -79,6 +82,9 @@ class Restoring:
             lost = f"the link broke while slot {restore.slot} of '{shard.spec.name}' was being loaded; load it again"
             return [Recycle(data), Send(peer, m.Refused(request=restore.request, is_usage=False, reason=lost))]
         arrays = join_arrays(parts[number] for number in sorted(parts))
+        if restore.slot == shard.spec.num_slots:
+            done = Send(peer, m.Done(request=restore.request))
+            return [Recycle(data), *shard.hand_out(by_rank(arrays, restore.meta)), done]
         unit = Restored(restore.slot, arrays, restore.meta, (peer, restore.request), restore.count)
         return [Recycle(data), *shard.restore(unit)]
 

@@ -14,6 +14,8 @@ import numpy as np
 from windlass._wire.messages import Piece
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.content import Frozen, Hyper, Room
+from windlass.store.batch import address
+from windlass.store.reduce import Op
 from windlass.store.table import Batch, Contribution, TableSlot
 from windlass.types import Array, Block, Bytes
 
@@ -51,8 +53,13 @@ class TableContent:
     def write(self, lo: int, hi: int, data: Bytes) -> None:
         raise AssertionError("a table is only pushed to")
 
-    def pull(self, ids: Bytes, out: Bytes) -> None:
-        self.table.pull(ids, out)
+    def pull(self, ids: Bytes, out: Bytes, place: int) -> None:
+        """The rows of these ids, to `out`, which is at this address."""
+        start = address(ids)
+        if start % ID_BYTES:
+            self.table.pull(ids, out)
+        else:
+            self.table.pull_at(start, ids.nbytes // ID_BYTES, place)
 
     def threshold(self, ids: Bytes) -> Array | float | None:
         """As the updater's, of the rows of these ids."""
@@ -72,7 +79,24 @@ class TableContent:
 
     def apply(self, pieces: list[StagedPiece], *, divisor: int, hyper: Hyper, now: float) -> None:
         self._unshare()
-        self.table.apply([_contribution(piece) for piece in pieces], divisor=divisor, hyper=hyper, now=now)
+        if len(pieces) == 1 and self._takes_as_they_are(divisor):
+            self._update(pieces[0], hyper, now)
+        else:
+            self.table.apply([_contribution(piece) for piece in pieces], divisor=divisor, hyper=hyper, now=now)
+
+    def _takes_as_they_are(self, divisor: int) -> bool:
+        """Whether reducing one contribution changes nothing."""
+        is_mean = self.table.reducer.op is Op.MEAN
+        return self.table.options.dtype == "float32" and (divisor == 1 or not is_mean)
+
+    def _update(self, piece: StagedPiece, hyper: Hyper, now: float) -> None:
+        """Update with ids and float32 rows, which are different ids, where they lie."""
+        _, lo, hi, data = piece
+        cut, start = ID_BYTES * (hi - lo), address(data)
+        if start % ID_BYTES or hi == lo or not self.table.is_fused:
+            self.table.update(Batch(data[:cut], data[cut:]), hyper=hyper, now=now)
+        else:
+            self.table.update_at(start, start + cut, hi - lo, hyper=hyper, now=now)
 
     def reduce(self, pieces: list[StagedPiece], *, divisor: int, room: Room) -> list[StagedPiece]:
         data: list[Bytes] = []
@@ -86,9 +110,8 @@ class TableContent:
 
     def update(self, reduced: list[StagedPiece], *, hyper: Hyper, now: float) -> None:
         self._unshare()
-        for _, lo, hi, data in reduced:
-            cut = ID_BYTES * (hi - lo)
-            self.table.update(Batch(data[:cut], data[cut:]), hyper=hyper, now=now)
+        for piece in reduced:
+            self._update(piece, hyper, now)
 
     def dump(self) -> tuple[dict[str, Array], dict[str, Any]]:
         return self.table.dump()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -50,9 +51,10 @@ from windlass.server.units import (
     Unit,
     Waiting,
     count_elements,
+    unit_bytes,
 )
 from windlass.store.parts import cut_arrays, join_arrays
-from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation, KeyId, KeySpec
+from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, KeySpec
 
 MAX_REFUSED = 64
 
@@ -103,7 +105,9 @@ class Shard(Crew, Freezes, Lessons):
         self.early: list[Received] = []  # what came for the head before we knew that we are it
         self._pins = host.pins
         self._memory = host.memory
+        self._at_once_bytes = host.at_once_bytes
         self._backlog = 0  # units handed out as Later and not done
+        self._residuals: dict[int, tuple[dict[str, Array], dict[str, Any]]] = {}  # by rank: out of a checkpoint
         self._errors: dict[tuple[Incarnation, int], str] = {}  # of pushes or rounds that have not ended
         self._refused: dict[tuple[Incarnation, int], str] = {}  # of the latest that ended so, to be told again
         self._ends: dict[tuple[Incarnation, int], End] = {}  # queued, not done
@@ -271,6 +275,24 @@ class Shard(Crew, Freezes, Lessons):
             effects.append(Send(peer, m.Done(request=request)))
         return effects + self.answer_waiting(slot) + self.answer_attaching()
 
+    def hand_out(self, residuals: dict[int, tuple[dict[str, Array], dict[str, Any]]]) -> list[Effect]:
+        """A checkpoint was loaded: every worker gets back what its rank had kept back, now or when it comes."""
+        self._residuals = residuals
+        return [effect for who in self.live for effect in self.residual_of(who)]
+
+    def residual_of(self, who: Incarnation) -> list[Effect]:
+        """What this worker is still to get back."""
+        arrays, meta = self._residuals.pop(self.members.rank(who), ({}, {}))
+        parts = list(cut_arrays(arrays))
+        return [
+            Send(
+                who,
+                m.Residual(key=self.id, name=name, dtype=str(array.dtype), meta=meta, part=number, parts=len(parts)),
+                (Block(array.view(np.uint8)),),
+            )
+            for number, (name, array) in enumerate(parts)
+        ]
+
     # --- pushes -----------------------------------------------------------------------------------------------------
 
     def push(self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...]) -> list[Effect]:
@@ -282,8 +304,7 @@ class Shard(Crew, Freezes, Lessons):
             return self._push_filtered(peer, push, data, self.decoder)
         if admission is Admission.NEXT:
             if push.pull:
-                ids = ids_of(push.pieces, data) if self.is_table else None
-                self._wait_for(peer, push.pull, push.clock, push.pieces, ids, rides=True)
+                self._wait_with(peer, push, data)
             staged = [(number, lo, hi, part) for (number, lo, hi), part in zip(push.pieces, data, strict=True)]
             return self.accept(peer, push, staged)
         again = self._answer_again(peer, push, data) if admission is Admission.DUPLICATE else []
@@ -293,6 +314,16 @@ class Shard(Crew, Freezes, Lessons):
         """Whether it is seen at a glance to be in order."""
         has_all = push.pieces == self.whole and len(data) == 1 and data[0].nbytes == self.whole_bytes
         return has_all and self.decoder is None and not push.filtered
+
+    def _wait_with(self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...]) -> None:
+        """A pull rides on this push."""
+        if self.is_table:
+            self._wait_for_rows(peer, self._ridden(push), ids_of(push.pieces, data), rides=True)
+        else:
+            self._wait_for(peer, push.pull, push.clock, push.pieces, rides=True)
+
+    def _ridden(self, push: m.Push) -> m.Pull:
+        return m.Pull(pull=push.pull, key=self.id, shard=self.number, clock=push.clock, pieces=push.pieces)
 
     def _push_filtered(
         self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...], decoder: Decoder
@@ -307,7 +338,7 @@ class Shard(Crew, Freezes, Lessons):
             asked = m.NeedIds(key=self.id, shard=self.number, clock=push.clock, part=push.part, digest=found.digest)
             return [Recycle(data), Send(peer, asked)]
         if push.pull:
-            self._wait_for(peer, push.pull, push.clock, push.pieces, None, rides=True)
+            self._wait_for(peer, push.pull, push.clock, push.pieces, rides=True)
         known = self.traffic or [0] * len(push.traffic)
         self.traffic = [one + more for one, more in zip(known, push.traffic, strict=False)]
         self.residuals[peer] = push.residual
@@ -326,8 +357,7 @@ class Shard(Crew, Freezes, Lessons):
         if push.pull and error:
             return [Send(peer, self._refusal(push.pull, push.clock, push.pieces, error))]
         if push.pull:
-            pull = m.Pull(pull=push.pull, key=self.id, shard=self.number, clock=push.clock, pieces=push.pieces)
-            return self.pull(peer, pull, ids_of(push.pieces, data) if self.is_table else ())
+            return self.pull(peer, self._ridden(push), ids_of(push.pieces, data) if self.is_table else ())
         if push.clock <= self.clocks.applied[peer]:
             return [Send(peer, self._ack(push.clock, error))]
         return []  # here but not applied yet: its ack comes with the others
@@ -346,8 +376,7 @@ class Shard(Crew, Freezes, Lessons):
         gone = f"'{self.spec.name}' was deleted"
         for slot in self.slots.values():
             for one in slot.waiting:
-                piece = (slot.number, one.lo, one.hi)
-                effects.append(Send(one.peer, self._refusal(one.pull, one.clock, (piece,), gone)))
+                effects.append(Send(one.peer, self._refusal(one.pull, one.clock, one.pieces(slot.number), gone)))
             slot.content.release()
         for end in self._ends.values():
             effects += [Send(who, self._ack(end.push[1], gone)) for who in end.acks]
@@ -401,29 +430,33 @@ class Shard(Crew, Freezes, Lessons):
             done = Send(order.writer, m.Done(request=order.request, detail=self.number))
             return [*self.log.seal(m.LogEntry(kind=m.Kind.WRITE)), done]
         effects: list[Effect] = []
-        ids = iter(order.ids)
+        if self.is_table:
+            both = zip(order.pieces, order.ids, strict=True)
+            rows = [(piece, np.frombuffer(ids, np.uint8)) for piece, ids in both if piece[0] in self.slots]
+            return self._answer_all(order.reader, order.pull, -1, rows)
         for number, lo, hi in order.pieces:
-            wanted = np.frombuffer(next(ids), np.uint8) if self.is_table else None
             if number in self.slots:
-                reader = Waiting(order.reader, order.pull, -1, lo, hi, False, wanted)
+                reader = Waiting(order.reader, order.pull, -1, lo, hi, False)
                 effects.append(self._answer(self.slots[number], reader, {}))
         return effects
 
     # --- work on data -----------------------------------------------------------------------------------------------
 
     def queue(self, units: Sequence[Unit]) -> list[Effect]:
-        """Do the first unit that touches data and all that cost nothing; the rest comes back as Later."""
+        """Do the first unit that touches data, those after it that touch little, and all that cost nothing; the rest
+        comes back as Later."""
         effects: list[Effect] = []
-        may_touch = True
+        touched = -1  # bytes, once something is
         for unit in units:
             is_free = isinstance(unit, FREE)
-            if self._backlog or not (may_touch or is_free):
+            if self._backlog or not (is_free or touched < self._at_once_bytes):
                 self._backlog += 1
                 effects.append(Later((self, unit)))
                 if isinstance(unit, End):
                     self._ends[unit.push] = unit
             else:
-                may_touch = may_touch and is_free
+                if not is_free:
+                    touched = max(0, touched) + unit_bytes(unit)
                 effects += self._do(unit)
         return effects
 

@@ -62,9 +62,9 @@ class ServerState:
         self._memory = memory
         self.pins = Pins(memory)
         self.freezer = self.freezer_kind(me, self.pins, memory)
-        self._clock = Clock()
-        lists = IdLists(config.id_list_bytes)
-        self._host = Host(me, memory, self.pins, self.members, self.freezer, self._clock, lists, config.local)
+        self._now, self._clock = 0.0, Clock()
+        shared = (memory, self.pins, self.members, self.freezer, self._clock, IdLists(config.id_list_bytes))
+        self._host = Host(me, *shared, config.local, config.at_once_bytes)
         self._linked: set[Incarnation] = set()
         self._early: dict[Incarnation, list[Received]] = {}
         self._restoring = Restoring()
@@ -77,7 +77,7 @@ class ServerState:
         self._horizons: dict[Incarnation, int] = {}  # the first pin made since the link to each peer is open
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        self._clock.now = now
+        self._now = self._clock.now = now
         effects = self._handle(event)
         me = self.me
         for effect in effects:
@@ -142,7 +142,7 @@ class ServerState:
         if successor is None:
             return True
         confirmed = self._confirmed.get(successor)
-        return confirmed is not None and self._clock.now - confirmed <= self.config.lease_seconds / 2
+        return confirmed is not None and self._now - confirmed <= self.config.lease_seconds / 2
 
     # --- the data path ----------------------------------------------------------------------------------------------
 
@@ -232,6 +232,10 @@ class ServerState:
                 return self._on_key(event, message)
             case m.Freeze() | m.Dump() | m.Restore():
                 return self._on_key(event, message)
+            case m.Deposited(key=key_id):
+                if (key := self.keys.get(key_id)) is not None and 0 in key.shards:
+                    key.shards[0].deposit(peer, message, event.data)
+                return [Recycle(event.data)]
             case m.Thaw(snapshot=snapshot):
                 self.freezer.thaw(peer, snapshot)
                 return []
@@ -366,7 +370,7 @@ class ServerState:
             node = self.nodes.get(peer)
             if node is None or node.role is not Role.SERVER:
                 return []  # it is out, and should not think otherwise
-            self._answered[peer] = self._clock.now
+            self._answered[peer] = self._now
             self._knows[peer] = Generation(beat.term, beat.number)
             return [Send(peer, m.Beat(sent=beat.sent, is_answer=True))]
         if peer == MANAGER:
@@ -388,7 +392,7 @@ class ServerState:
 
     def _on_tick(self) -> list[Effect]:
         effects: list[Effect] = []
-        if self._clock.now - self._beaten_at >= self.config.lease_seconds / 8:
+        if self._now - self._beaten_at >= self.config.lease_seconds / 8:
             effects += self._beat()
         for shard in self._shards():
             if shard.log.standing is Standing.HEIR:
@@ -396,7 +400,7 @@ class ServerState:
         return effects
 
     def _beat(self) -> list[Effect]:
-        self._beaten_at = self._clock.now
+        self._beaten_at = self._now
         after = {shard.log.downstream for shard in self._shards() if shard.log.is_head} - {None}
         beat = self._new_beat()
         return [Send(MANAGER, beat), *(Send(server, beat) for server in sorted(after))]  # type: ignore[type-var,arg-type]
@@ -411,7 +415,7 @@ class ServerState:
 
     def _new_beat(self) -> m.Beat:
         term, number = self.members.generation
-        return m.Beat(sent=self._clock.now, term=term, number=number)
+        return m.Beat(sent=self._now, term=term, number=number)
 
     def _inherit(self, shard: AnyShard) -> list[Effect]:
         """An heir speaks for its shard when those who did before it cannot any more, and it has applied all it has."""
@@ -436,7 +440,7 @@ class ServerState:
 
     def _is_silent(self, server: Incarnation) -> bool:
         lease = self.config.lease_seconds
-        return self._clock.now - self._answered.get(server, -lease) >= lease
+        return self._now - self._answered.get(server, -lease) >= lease
 
     # --- members and links ------------------------------------------------------------------------------------------
 

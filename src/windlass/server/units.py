@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +15,17 @@ from windlass.types import Array, Bytes, Incarnation, KeyId
 UNSEEN = 1 << 62
 """The base of a slot that a learner has not been shown: no entry applies to it."""
 
+Rows = Sequence[tuple[m.Piece, Bytes]]
+"""Pieces of a table, and the ids of each."""
+
 ROUND = Incarnation(0)
 """In a unit of work: the push is nobody's own, it is a round."""
 
 
 @dataclass(slots=True)
 class Waiting:
-    """A pull of one piece that cannot be answered yet. `rides` tells that it came with the push it follows."""
+    """A pull of one piece of a slot that cannot be answered yet, or of rows of a table, maybe of other slots, too.
+    `rides` tells that it came with the push it follows."""
 
     peer: Incarnation
     pull: int
@@ -28,7 +33,11 @@ class Waiting:
     lo: int
     hi: int
     rides: bool
-    ids: Bytes | None = None  # of a table
+    rows: Rows | None = None  # of a table
+
+    def pieces(self, slot: int) -> tuple[m.Piece, ...]:
+        """What it is answered with."""
+        return ((slot, self.lo, self.hi),) if self.rows is None else tuple(piece for piece, _ in self.rows)
 
 
 @dataclass(slots=True)
@@ -163,6 +172,11 @@ Order = m.Read | m.Commit
 Unit = Apply | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn | Freezing | m.Read | m.Commit
 FREE = (End, Start, Rest, Mark, Freezing)
 """Units that touch no data."""
+
+
+def unit_bytes(unit: Unit) -> int:
+    """About how many bytes it touches; what is not known counts as many."""
+    return sum([piece[3].nbytes for piece in unit.pieces]) if isinstance(unit, Apply) else 1 << 62
 
 
 def count_given(push: m.Push) -> int:

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from windlass.errors import UsageError
 from windlass.store.reduce import Op, Reducer
-from windlass.types import STORAGE, Array
+from windlass.types import STORAGE, Array, Bytes
 
 ENCODINGS = {"float32": 0, "float16": 2, "bfloat16": 3}
 """What tables hold, and how the kernels call it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Route:
     """Where the ids of a batch go. `ids` are its different ids, slot by slot, in each as they came; those of slot s are
     from `bounds[s]` to `bounds[s + 1]`. `inverse` says which of them each id of the batch is."""
@@ -29,6 +30,15 @@ class Route:
     def is_unique(self) -> bool:
         """Whether every id came once."""
         return self.ids.size == self.inverse.size
+
+    @cached_property
+    def order(self) -> Array:
+        """Where `is_unique`: of each id, which of the batch it was."""
+        from windlass.store import batch_kernels as kernels
+
+        order = np.empty_like(self.inverse)
+        kernels.put_in_order(self.inverse, order)
+        return order
 
 
 def check_ids(name: str, ids: object) -> Array:
@@ -135,6 +145,20 @@ def expand_rows(route: Route, rows: Array) -> Array:
     found = np.empty((route.inverse.size, rows.shape[1]), rows.dtype)
     kernels.expand(address(rows), rows.shape[1] * rows.itemsize, route.inverse, found.reshape(-1).view(np.uint8))
     return found
+
+
+def gather_rows(rows: Array, order: Array, out: Bytes) -> None:
+    """In the worker: the rows of a batch that `order` names, into these bytes."""
+    from windlass.store import batch_kernels as kernels
+
+    kernels.expand(address(rows), rows.shape[1] * rows.itemsize, order, out)
+
+
+def scatter_rows(data: Bytes, order: Array, out: Array) -> None:
+    """In the worker: rows that came, as bytes, to the places in `out` that `order` names."""
+    from windlass.store import batch_kernels as kernels
+
+    kernels.scatter(address(data), out.shape[1] * out.itemsize, order, out.reshape(-1).view(np.uint8))
 
 
 def decoded(rows: Array, dtype: str) -> Array:

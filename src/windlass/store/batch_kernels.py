@@ -119,6 +119,20 @@ def reduce_rows(total: Array, rows: int, encoding: int, inverse: Array, op: int,
 
 
 @jit
+def scatter(rows: int, nbytes: int, order: Array, out: Array) -> None:
+    """The other way round: the i-th row of so many bytes at this address goes to where `order` says."""
+    at = out.ctypes.data
+    for i in range(order.size):
+        _copy(carray(pointer(at + order[i] * nbytes, out), nbytes), carray(pointer(rows + i * nbytes, out), nbytes))
+
+
+@jit
+def put_in_order(inverse: Array, order: Array) -> None:
+    for i in range(inverse.size):
+        order[inverse[i]] = i
+
+
+@jit
 def expand(rows: int, nbytes: int, inverse: Array, out: Array) -> None:
     """Copy the row of so many bytes that `inverse` names, for each of them. `out` are bytes."""
     at = out.ctypes.data

@@ -79,26 +79,24 @@ class Rows:
             )
         return tuned
 
-    def pull(self, rows: Array, ids: Array, out: Array) -> None:
-        """Write the rows' values to `out`, as the table's type; of -1, what that id starts as."""
-        self._kernels.pull(
-            self.arena.wides, self._shape, rows, address(ids), address(out), self._encoding, self._start
-        )
+    def pull(self, rows: Array, ids: int, out: int) -> None:
+        """Write the rows' values to this address, as the table's type; of -1, what that id starts as."""
+        self._kernels.pull(self.arena.wides, self._shape, rows, ids, out, self._encoding, self._start)
 
-    def make(self, rows: Array, which: Array, ids: Array) -> None:
+    def make(self, rows: Array, which: Array, ids: int) -> None:
         """Begin those rows of a batch whose numbers in it are `which`."""
         arena = self.arena
         self._kernels.make(
-            arena.wides, arena.narrows, self._shape, rows, which, address(ids), self._start, self._initial
+            arena.wides, arena.narrows, self._shape, rows, which, ids, self._start, self._initial
         )
 
     # --- updating -----------------------------------------------------------------------------------------------------
 
-    def update(self, rows: Array, grads: Array, updater: Updater) -> None:
-        """Update the rows, once each, by the kernel."""
+    def update(self, rows: Array, grads: int, updater: Updater) -> None:
+        """Update the rows, once each, by the kernel, with gradients at this address."""
         numbers, which = self._coefficients(rows, updater)
         self._kernel(
-            self.arena.wides, self.arena.narrows, self._shape, rows, address(grads), numbers, which, self._scratch
+            self.arena.wides, self.arena.narrows, self._shape, rows, grads, numbers, which, self._scratch
         )
 
     def _coefficients(self, rows: Array, updater: Updater) -> tuple[Array, Array]:

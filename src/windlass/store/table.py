@@ -95,8 +95,12 @@ class TableSlot:
         rows: Array = np.empty(shape, self._storage) if out is None else out.reshape(-1).view(self._storage)
         if rows.size != ids.size * self.options.dim:
             raise UsageError(f"{ids.size} rows of {self.options.dim} do not fit into {rows.size} elements")
-        self._rows.pull(self._index.find(address(ids), ids.size).rows, ids, rows)
+        self.pull_at(address(ids), ids.size, address(rows))
         return rows.reshape(shape)
+
+    def pull_at(self, ids: int, count: int, out: int) -> None:
+        """The same for so many ids at one address, aligned, to another."""
+        self._rows.pull(self._index.find(ids, count).rows, ids, out)
 
     def threshold(self, ids: Array) -> Array | float | None:
         """The updater's, of the rows of these ids, flat; as they would start, where there are none."""
@@ -121,7 +125,7 @@ class TableSlot:
         is_row = entries.tags < _CANDIDATE
         rows = entries.tags[is_row].astype(np.int64) - 1
         ids, found = self._unmixed(entries.hashes[is_row]), np.empty((rows.size, self.options.dim), self._storage)
-        self._rows.pull(rows, ids, found)
+        self._rows.pull(rows, address(ids), address(found))
         return Page(ids, found, int(entries.hashes[-1]) if entries.hashes.size == limit else None)
 
     def pages(self, limit: int = 4096) -> Iterator[Page]:
@@ -190,14 +194,27 @@ class TableSlot:
             raise UsageError(f"{expected}, got {grads.size} numbers")
         if not ids.size:
             return
-        found = self._index.find(address(ids), ids.size)
         if self._rows.is_fused:
-            self._admit(found, ids, now, self.options.admit_after)
-            self._rows.update(found.rows, grads, updater)
-        else:
-            proposed = self._rows.propose(found.rows, ids, grads.reshape(ids.size, -1).copy(), updater)
-            self._admit(found, ids, now, self.options.admit_after)
-            self._rows.write(found.rows, proposed)
+            self.update_at(address(ids), address(grads), ids.size, hyper=hyper, now=now)
+            return
+        found = self._index.find(address(ids), ids.size)
+        proposed = self._rows.propose(found.rows, ids, grads.reshape(ids.size, -1).copy(), updater)
+        self._admit(found, address(ids), now, self.options.admit_after)
+        self._rows.write(found.rows, proposed)
+        self._age(now)
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether a kernel updates it."""
+        return self._rows.is_fused
+
+    def update_at(self, ids: int, grads: int, count: int, *, hyper: Mapping[str, float] | None, now: float) -> None:
+        """The same, where `is_fused`, for so many ids at one address, at least one, and float32 rows at another; both
+        aligned."""
+        updater = self._tune(hyper) if hyper else self.updater
+        found = self._index.find(ids, count)
+        self._admit(found, ids, now, self.options.admit_after)
+        self._rows.update(found.rows, grads, updater)
         self._age(now)
 
     def write(self, ids: Array, rows: Array, *, now: float) -> None:
@@ -206,7 +223,7 @@ class TableSlot:
         value = decoded(self._elements(ids.size, rows), self.options.dtype).reshape(ids.size, self.options.dim)
         if ids.size:
             found = self._index.find(address(ids), ids.size)
-            self._admit(found, ids, now, 1)
+            self._admit(found, address(ids), now, 1)
             self._rows.write(found.rows, {"value": value})
             self._age(now)
 
@@ -214,7 +231,7 @@ class TableSlot:
         """Let go of what is too old, without an update. Like one, it is a change: all of a chain must do it."""
         self._age(now)
 
-    def _admit(self, found: Found, ids: Array, now: float, admit_after: int) -> None:
+    def _admit(self, found: Found, ids: int, now: float, admit_after: int) -> None:
         """Give a row to each id that is due one. Of the others, `found.rows` stays -1."""
         if not found.missing and not self._counts_pushes:
             return

@@ -160,8 +160,10 @@ class World:
         self.heaps[me] = PoisonedHeap()
         self._skews[me] = self.rng.uniform(0, 1000) if self.limits.ageing else 0.0
         join = m.Join(role=Role.SERVER, pid=int(me), addresses=(str(me),), rank=int(me) - 1)
-        list_bytes = self.plan.id_list_bytes
-        config = ServerConfig(join=join, manager=(), lease_seconds=LEASE_SECONDS, id_list_bytes=list_bytes)
+        config = ServerConfig(
+            join=join, manager=(), lease_seconds=LEASE_SECONDS, at_once_bytes=0,
+            id_list_bytes=self.plan.id_list_bytes,
+        )  # fmt: skip
         self.servers[me] = self._server_kind(me, self.heaps[me], config)
         self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
 

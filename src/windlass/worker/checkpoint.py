@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from os import PathLike
 from typing import TypeVar
 
@@ -165,7 +166,7 @@ class Saver:
             step = max((rounds or updates).values(), default=0)
             with Writer(path, name=name, step=step, keep=keep) as writer:
                 for key in (key for key in keys if key in moments):
-                    for slot, saved in self._slots(snapshot, key):
+                    for slot, saved in chain(self._slots(snapshot, key), self._residuals(snapshot, key)):
                         writer.add(key.spec, slot, saved.arrays, saved.meta, moments[key])
         return writer.path
 
@@ -179,6 +180,15 @@ class Saver:
                 some, began = slots[begin : begin + width], time.monotonic()
                 yield from zip(some, self.drive(snapshot.read(key, some)), strict=True)
                 self._rest(snapshot, key, time.monotonic() - began)
+
+    def _residuals(self, snapshot: Snapshot, key: KeyInfo) -> Iterator[tuple[int, SavedSlot]]:
+        """What workers have kept back: the slot after the last."""
+        if key.spec.filters:
+            number = key.spec.num_slots
+            [saved] = self.drive(snapshot.read(key, [number]))
+            saved.arrays.pop("", None)
+            if saved.meta:
+                yield number, saved
 
     def _rest(self, snapshot: Snapshot, key: KeyInfo, seconds: float) -> None:
         """Leave the machine to those who push, if somebody does."""
@@ -301,6 +311,9 @@ def load(client: Client, path: str | PathLike[str]) -> None:
         taken = saved.moment.round if isinstance(saved.moment, AfterRound) else saved.moment.version
         with _using(client, declared) as key:
             for number in _keeper_last(key):
+                _write_slot(client, key, number, reader.slot(saved.spec.name, number), taken)
+            if saved.residuals is not None:
+                number = key.spec.num_slots
                 _write_slot(client, key, number, reader.slot(saved.spec.name, number), taken)
     _tell(client, reader.path)
 

@@ -136,6 +136,7 @@ class Declaring:
         if key.spec.filters:  # a driver pushes nothing, but reads answers that are filtered
             chain = chain_of(key.spec, self._local or {})
             key.filtering = KeyFilter(key, chain, self._client.hub, self._client.state.rank)
+            self._client.undisturbed(lambda: self._client.state.give_back(key))
         if key.spec.table is None:
             return Entry(key, kind, self._client.hub)
         return TableEntry(key, self._client.hub, key.spec.table, resolve_reducer(key.spec.reduce, self._local or {}))

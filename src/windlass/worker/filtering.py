@@ -14,9 +14,10 @@ import numpy as np
 from windlass._transport.base import Hub
 from windlass._wire import messages as m
 from windlass.errors import PeerError
-from windlass.filters import Chain, NeedIds, Payload, Receiver, Sender
+from windlass.filters import Chain, Kept, NeedIds, Payload, Receiver, Sender, SenderState
 from windlass.filters.sealing import seal, unseal
 from windlass.store.batch import Route
+from windlass.store.parts import cut_arrays, join_arrays
 from windlass.types import STORAGE, Array, Block, Bytes, Incarnation
 from windlass.worker.ops import KeyInfo, Op, Part, Sealed
 from windlass.worker.split import Pieces
@@ -37,6 +38,10 @@ class KeyFilter:
         self._receiver = Receiver(on_pull) if on_pull.filters else None
         self._lock = threading.Lock()
         self._norm, self._norm_at = 0.0, -NORM_SECONDS
+        self._since, self._num_encoded = key.since, 0  # pushes that were encoded, since we began at that clock
+        self._asked: list[m.Deposit] = []
+        self._due: list[tuple[m.Deposit, SenderState | None]] = []
+        self._coming: dict[int, tuple[str, Array]] = {}  # parts of a residual out of a checkpoint
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
@@ -48,6 +53,7 @@ class KeyFilter:
             for shard, wanted in pieces.items():
                 made = [self._part(shard, (piece,), flat, lo, owned) for piece in wanted]
                 parts[shard] = made or [Part((), ())]
+            self._count()
         return parts, owned
 
     def _part(self, shard: int, pieces: tuple[m.Piece], flat: Array, lo: int, owned: list[Block]) -> Part:
@@ -69,6 +75,7 @@ class KeyFilter:
                 lo, hi = way.bounds[slots.start], way.bounds[slots.stop]
                 part = self._sealed(shard, wanted, owned, values=merged[lo:hi], ids=way.ids[lo:hi])
                 parts[shard] = [part]
+            self._count()
         return parts, owned
 
     def _sealed(self, shard: int, pieces: tuple[m.Piece, ...], owned: list[Block], **given: Any) -> Part:
@@ -134,6 +141,48 @@ class KeyFilter:
             self._norm, self._norm_at = self.sender.residual_norm, now
         return self._norm
 
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    @property
+    def _clock(self) -> int:
+        """The push that was encoded last. It may not have started yet."""
+        if self._since != self._key.since:
+            self._since, self._num_encoded = self._key.since, 0
+        return self._since + self._num_encoded
+
+    def _count(self) -> None:
+        """A push is encoded: what was to be given after it is due."""
+        clock = self._clock + 1
+        self._num_encoded += 1
+        for asked in [asked for asked in self._asked if asked.clock <= clock]:
+            self._asked.remove(asked)
+            self._due.append((asked, self.sender.dump() if asked.clock == clock else None))
+
+    def ask(self, deposit: m.Deposit) -> None:
+        with self._lock:
+            if deposit in self._asked:
+                return
+            if deposit.clock > self._clock:
+                self._asked.append(deposit)
+            else:
+                is_now = deposit.clock in (-1, self._clock)
+                self._due.append((deposit, self.sender.dump() if is_now else None))
+
+    def deposits(self) -> list[tuple[m.Deposited, tuple[Block, ...]]]:
+        with self._lock:
+            due, self._due = self._due, []
+        return [message for asked, state in due for message in _deposited(asked, state)]
+
+    def take_back(self, residual: m.Residual, data: tuple[Bytes, ...]) -> None:
+        with self._lock:
+            for part in data:
+                self._coming[residual.part] = (residual.name, part.copy().view(residual.dtype))
+            if len(self._coming) < residual.parts:
+                return
+            arrays = join_arrays(self._coming[number] for number in sorted(self._coming))
+            self._coming.clear()
+            self.sender.restore(_state_of(arrays, residual.meta, self.sender.chain.target.width))
+
     # --- in -----------------------------------------------------------------------------------------------------------
 
     def open(self, pulled: m.Pulled, data: tuple[Bytes, ...], op: Op) -> tuple[Bytes, ...]:
@@ -193,6 +242,35 @@ class KeyFilter:
     def status(self) -> dict[str, Any]:
         with self._lock:
             return self.sender.status()
+
+
+def _deposited(asked: m.Deposit, state: SenderState | None) -> list[tuple[m.Deposited, tuple[Block, ...]]]:
+    """What is sent of a residual; of None, that its moment has gone by."""
+    which = {"key": asked.key, "saver": asked.saver, "snapshot": asked.snapshot}
+    if state is None:
+        return [(m.Deposited(**which, is_missed=True), ())]  # type: ignore[arg-type]
+    arrays: dict[str, Array] = {}
+    for number, kept in enumerate(state.residual):
+        arrays[f"{number}.values"] = kept.values
+        if kept.ids is not None:
+            arrays[f"{number}.ids"] = kept.ids
+    meta = {"sent": state.sent, "los": [kept.lo for kept in state.residual]}
+    parts = list(cut_arrays(arrays or {"": np.empty(0, np.uint8)}))
+    messages = [
+        m.Deposited(**which, name=name, dtype=str(array.dtype), meta=meta, part=number, parts=len(parts))  # type: ignore[arg-type]
+        for number, (name, array) in enumerate(parts)
+    ]
+    blocks = [(Block(array.view(np.uint8)),) for _, array in parts]
+    return list(zip(messages, blocks, strict=True))
+
+
+def _state_of(arrays: dict[str, Array], meta: dict[str, Any], width: int | None) -> SenderState:
+    """The other way round."""
+    residual = []
+    for number, lo in enumerate(meta["los"]):
+        values, ids = arrays[f"{number}.values"], arrays.get(f"{number}.ids")
+        residual.append(Kept(values if width is None else values.reshape(-1, width), lo, ids))
+    return SenderState(residual, meta["sent"])
 
 
 def _ids_by_piece(op: Op) -> dict[m.Piece, Array]:

@@ -45,6 +45,15 @@ class Filtering(Protocol):
     def forget_peers(self) -> None:
         """The generation has changed."""
 
+    def ask(self, deposit: m.Deposit) -> None:
+        """What is kept back is to be given, when it is so far."""
+
+    def deposits(self) -> list[tuple[m.Deposited, tuple[Block, ...]]]:
+        """What is due to be given, once."""
+
+    def take_back(self, residual: m.Residual, data: tuple[Bytes, ...]) -> None:
+        """What was kept back when a checkpoint was saved."""
+
     def dense(self, flat: Array, lo: int, pieces: dict[int, tuple[m.Piece, ...]]) -> Filtered: ...
 
     def rows(self, way: Route, pieces: dict[int, tuple[m.Piece, ...]], merged: Array) -> Filtered: ...
@@ -58,6 +67,13 @@ class Filtering(Protocol):
     def open(self, pulled: m.Pulled, data: tuple[Bytes, ...], op: Op) -> tuple[Bytes, ...]:
         """What a filtered answer says: a buffer for each of its pieces. PeerError if it cannot be read."""
 
+
+
+@dataclass(slots=True)
+class Call:
+    """Effect: call this, in order with the other effects."""
+
+    function: Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +113,8 @@ class KeyInfo:
         return chain[0] if chain else None
 
     def shard_of(self, slot: int) -> int:
+        if slot >= self.num_slots:
+            return 0
         return ((slot + 1) * len(self.chains) - 1) // self.num_slots  # as KeySpec.shard_of
 
     @property

@@ -10,7 +10,16 @@ import numpy as np
 from windlass._transport.base import Hub
 from windlass._wire.messages import Piece, Pulled
 from windlass.errors import UsageError, WindlassError
-from windlass.store.batch import Route, check_ids, check_rows_finite, expand_rows, merge_rows, route
+from windlass.store.batch import (
+    Route,
+    check_ids,
+    check_rows_finite,
+    expand_rows,
+    gather_rows,
+    merge_rows,
+    route,
+    scatter_rows,
+)
 from windlass.store.reduce import Reducer
 from windlass.types import STORAGE, Array, Block, Bytes, TableSpec
 from windlass.worker.arrays import Like, as_bytes, fill, look, target, wrap
@@ -98,13 +107,17 @@ class TableEntry(Entry):
         return merge_rows(way, rows, dtype=self.dtype, reducer=self.reducer)
 
     def packed(self, way: Route, pieces: Pieces, rows: Array) -> tuple[dict[int, tuple[Block, ...]], list[Block]]:
-        """The ids and rows of each piece; and the blocks to free when it is done. `rows` are merged."""
+        """The ids and rows of each piece, those of the same id reduced; and the blocks to free when it is done."""
+        merged = None if way.is_unique else self.merged(way, rows)
         blocks, owned = self._allot(pieces, ID_BYTES + self.key.itemsize)
         for shard, wanted in pieces.items():
             for (slot, lo, hi), block in zip(wanted, blocks[shard], strict=True):
                 begin, end, cut = way.bounds[slot] + lo, way.bounds[slot] + hi, ID_BYTES * (hi - lo)
                 block.array[:cut].view(np.int64)[:] = way.ids[begin:end]
-                block.array[cut:].view(self.storage)[:] = rows[begin:end].reshape(-1)
+                if merged is None:
+                    gather_rows(rows, way.order[begin:end], block.array[cut:])
+                else:
+                    block.array[cut:].view(self.storage)[:] = merged[begin:end].reshape(-1)
         return blocks, owned
 
     def parts(self, *args: Any, **kwargs: Any) -> Any:
@@ -163,7 +176,7 @@ def ids_of(blocks: Mapping[int, tuple[Block, ...]], pieces: Pieces) -> dict[int,
 class RowLanding:
     """One pull of rows: `deliver` is called for each message that brings some, `finish` once."""
 
-    __slots__ = ("_bytes", "_like", "_out", "_rows", "_way", "entry", "result", "task", "version")
+    __slots__ = ("_bytes", "_like", "_order", "_out", "_rows", "_way", "entry", "result", "task", "version")
 
     def __init__(self, entry: TableEntry, way: Route, like: Like, out: Any = None) -> None:
         self.entry = entry
@@ -175,15 +188,20 @@ class RowLanding:
         if out is not None:
             target(out, self._like, entry.name)  # raises for what cannot be filled
         self._out = out
+        # Where every id came once, rows land where they belong; else once each, to be copied at the end.
         self._rows = np.empty((way.ids.size, entry.dim), entry.storage)
+        self._order = way.order if way.is_unique else None
         self._bytes = as_bytes(self._rows.reshape(-1))
 
     def deliver(self, pulled: Pulled, data: tuple[Bytes, ...], is_shared: bool) -> None:
         self.version = max(self.version, pulled.version)
         row_bytes, bounds = self.entry.key.itemsize, self._way.bounds
         for (slot, lo, _), part in zip(pulled.pieces, data, strict=True):
-            begin = int(bounds[slot] + lo) * row_bytes
-            self._bytes[begin : begin + part.nbytes] = part
+            begin = int(bounds[slot]) + lo
+            if self._order is not None:
+                scatter_rows(part, self._order[begin : begin + part.nbytes // row_bytes], self._rows)
+            else:
+                self._bytes[begin * row_bytes : begin * row_bytes + part.nbytes] = part
 
     def finish(self, error: WindlassError | None) -> None:
         if error is None:
@@ -200,7 +218,8 @@ class RowLanding:
         return self.result
 
     def _make(self) -> Any:
-        flat = expand_rows(self._way, self._rows).reshape(-1)
+        rows = self._rows if self._order is not None else expand_rows(self._way, self._rows)
+        flat = rows.reshape(-1)
         if self._out is None:
             return wrap(flat, self._like)
         fill(self._out, self._like, flat)

@@ -11,7 +11,6 @@ another head, and when it was told that the head does not know yet that it is on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -20,7 +19,8 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
 from windlass.errors import ClusterError, LostRange, PeerError, UsageError, WindlassError
 from windlass.types import MANAGER, Bytes, Chain, Generation, Incarnation, KeyId, Node, Role
-from windlass.worker.missing import send_in_full
+from windlass.worker.filtered import FilteredKeys
+from windlass.worker.ops import Call as Call
 from windlass.worker.ops import KeyInfo, Op, Request
 
 REDIAL_SECONDS = 0.05
@@ -36,14 +36,7 @@ class Submit:
     work: Op | Request
 
 
-@dataclass(slots=True)
-class Call:
-    """Effect: call this, in order with the other effects."""
-
-    function: Callable[[], None]
-
-
-class WorkerState:
+class WorkerState(FilteredKeys):
     """Holds for a worker and for a driver's handle alike; a driver is no member and takes part in no round."""
 
     def __init__(
@@ -59,6 +52,7 @@ class WorkerState:
         self.nodes: dict[Incarnation, Node] = {}
         self.departed: dict[Incarnation, Node] = {}
         self._left: set[str] = set()  # workers that left and of whom nothing was said yet
+        self._early = {}
         self._has_lost = False  # whether a shard is lost
         self._keys: dict[KeyId, list[KeyInfo]] = {}  # in use
         self._moves: dict[KeyId, dict[int, tuple[Generation, Chain]]] = {}  # the latest of each shard that moved
@@ -69,7 +63,7 @@ class WorkerState:
         self.ops: dict[int, Op] = {}  # started, by number: in the order they must be sent again
         self.requests: dict[int, Request] = {}
         self._holding: dict[KeyId, KeyInfo] = {}  # keys of which something that was read is not released yet
-        self.pushing: dict[KeyId, dict[int, Op]] = {}  # the pushes among those started, by key
+        self._pushing: dict[KeyId, dict[int, Op]] = {}  # the pushes among them, by key
         self._next = 1
         self._now = 0.0
         self.holdings: dict[str, m.Holding] = {}  # leased work that this worker has, by plan
@@ -139,7 +133,7 @@ class WorkerState:
 
     def is_pushing(self, key: KeyInfo) -> bool:
         """Whether a push on this key is not acknowledged."""
-        return bool(self.pushing.get(key.id)) or any(op.push is not None for op in key.queue)
+        return bool(self._pushing.get(key.id)) or any(op.push is not None for op in key.queue)
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
@@ -192,26 +186,28 @@ class WorkerState:
 
     def _start(self, op: Op) -> list[Effect | Call]:
         key = op.key
-        self.renumber(op)
+        self._renumber(op)
         effects: list[Effect | Call] = []
         if op.push is not None:
             key.clock += 1
-            self.pushing.setdefault(key.id, {})[op.number] = op
+            self._pushing.setdefault(key.id, {})[op.number] = op
             if self._left and key.is_sequential:
                 effects += self._tell_left()
             op.unacked = set(op.push)
             effects += self._release(key)
+            if key.filtering is not None:
+                effects += self._deposit(key)
         op.clock = key.clock
         if op.pull is not None:
             op.unread = {shard: set(pieces) for shard, pieces in op.pull.items() if pieces}
             key.open_pulls += 1
         for shard in (0,) if op.reads_newest else op.waits_for():
-            effects += self.send(op, shard)
+            effects += self._send(op, shard)
         if op.is_complete:
             effects += self._complete(op, op.error)
         return effects
 
-    def send(self, op: Op, shard: int) -> list[Effect | Call]:
+    def _send(self, op: Op, shard: int) -> list[Effect | Call]:
         """The messages of this operation for one shard; the same ones when sent again."""
         key = op.key
         if op.reads_newest:
@@ -225,7 +221,7 @@ class WorkerState:
     def _read(self, op: Op) -> list[Effect | Call]:
         """Ask the keeper for all of it, under a new number: what earlier asking may still bring is of another round."""
         assert op.pull is not None
-        self.renumber(op)
+        self._renumber(op)
         op.asked_at = self._now
         op.unread = {shard: set(pieces) for shard, pieces in op.pull.items() if pieces}
         wanted = tuple(piece for pieces in op.pull.values() for piece in pieces)
@@ -234,7 +230,7 @@ class WorkerState:
         read = m.Read(pull=op.number, key=op.key.id, reader=self.me, pieces=wanted, ids=ids)
         return [] if keeper is None else [Send(keeper, read)]
 
-    def renumber(self, op: Op) -> None:
+    def _renumber(self, op: Op) -> None:
         """What it was asked under before is not heard any more."""
         self.ops.pop(op.number, None)
         op.number = self._next
@@ -266,7 +262,7 @@ class WorkerState:
             case m.Ack():
                 return self._on_ack(message)
             case m.NeedIds():
-                return send_in_full(self, event.peer, message)
+                return self._on_need_ids(event.peer, message)
             case m.Membership() if event.peer == MANAGER:
                 return self._on_membership(message)
             case m.Misplaced(key=key, shard=shard):
@@ -278,6 +274,8 @@ class WorkerState:
                 answered = self._on_answer(event.peer, message, event.data)
                 is_kept = event.is_shared and bool(pins)  # until now: whoever asked has copied it
                 return [*answered, Send(event.peer, m.Release(pins=pins))] if is_kept else answered
+            case m.Deposit(key=key) | m.Residual(key=key):
+                return [*self._on_residual(key, message, event.data), Recycle(event.data)]
             case m.Beat():
                 return []
             case m.Abort(reason=reason) if event.peer == MANAGER:
@@ -348,7 +346,7 @@ class WorkerState:
 
     def _on_ack(self, ack: m.Ack) -> list[Effect | Call]:
         effects: list[Effect | Call] = []
-        for op in [op for op in self.pushing.get(ack.key, {}).values() if op.clock <= ack.clock]:
+        for op in [op for op in self._pushing.get(ack.key, {}).values() if op.clock <= ack.clock]:
             if ack.shard in op.unacked:
                 if ack.shard in op.unread:
                     continue  # it is acknowledged with what it reads
@@ -362,7 +360,7 @@ class WorkerState:
     def _complete(self, op: Op, error: WindlassError | None) -> list[Effect | Call]:
         self.ops.pop(op.number, None)
         if op.push is not None:
-            del self.pushing[op.key.id][op.number]
+            del self._pushing[op.key.id][op.number]
         if op.pull is not None:
             op.key.open_pulls -= 1
         return [_finish(op, error), *self.pump(op.key)] if op.key.queue else [_finish(op, error)]
@@ -479,7 +477,7 @@ class WorkerState:
                 continue
             for shard in op.waits_for():
                 if (op.key.id, shard) in shards:
-                    effects += self.send(op, shard)
+                    effects += self._send(op, shard)
         return effects
 
     def fail_all(self, error: WindlassError) -> list[Effect | Call]:
@@ -512,7 +510,7 @@ class WorkerState:
                 effects += self._read(op) if shards else []
                 continue
             for shard in shards:
-                effects += self.send(op, shard)
+                effects += self._send(op, shard)
         return effects
 
     def _on_link_down(self, peer: Incarnation, now: float) -> list[Effect | Call]:

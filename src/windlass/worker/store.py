@@ -275,11 +275,11 @@ class Store(Tables):
             self._level(entry)
         way = entry.route(flat)
         pieces = entry.pieces(way)
-        merged, filtering = entry.merged(way, rows), entry.key.filtering
+        filtering = entry.key.filtering
         if filtering is not None:
-            parts, owned = filtering.rows(way, pieces, merged)
+            parts, owned = filtering.rows(way, pieces, entry.merged(way, rows))
         else:
-            blocks, owned = entry.packed(way, pieces, merged)
+            blocks, owned = entry.packed(way, pieces, rows)
             parts = entry.grouped(pieces, blocks)
         done = task.finish if landing is None else landing.finish
         op = Op(entry.key, parts, None, None, self._freeing(owned, done, entry, task), owner=task)
