@@ -247,14 +247,14 @@ class TableCalls:
             given[row] += share
         way = self.entry.route(self._ids(asked))
         pieces = self.entry.pieces(way)
-        merged = self.entry.merged(way, rows)
-        rows.view(np.uint8).fill(POISON)  # the caller's memory is its own again
         if self.book is not None:
             assert self.key.filtering is not None
-            parts, owned = self.key.filtering.rows(way, pieces, merged)
+            parts, owned = self.key.filtering.rows(way, pieces, self.entry.merged(way, rows))
+            rows.view(np.uint8).fill(POISON)  # the caller's memory is its own again
             marks = self.book.enter(given.reshape(-1), (part for some in parts.values() for part in some))
             return Pushing(_op(self.key, parts), asked, owned, marks)
-        blocks, owned = self.entry.packed(way, pieces, merged)
+        blocks, owned = self.entry.packed(way, pieces, rows)
+        rows.view(np.uint8).fill(POISON)
         op = _op(self.key, self.entry.grouped(pieces, blocks))
         op.ids = ids_of(blocks, pieces)
         return Pushing(op, asked, owned, {row: [row * size + bit for bit in bits] for row in set(asked)})
