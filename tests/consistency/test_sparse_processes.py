@@ -50,12 +50,13 @@ def test_every_pull_of_a_table_is_as_promised_while_links_are_cut(transport: str
 def test_a_server_that_is_killed_and_one_that_comes_while_all_is_saved_lose_no_row(tmp_path: Any) -> None:
     def plan(hand: Hand) -> None:
         hand.await_version("sequential-2", 3)
+        hand.await_whole(2)
         hand.kill(hand.rng.choice(hand.servers()))
         hand.save(str(tmp_path))
         hand.add_server()
         hand.save(str(tmp_path))
 
-    with cluster("shm", workers=NUM_WORKERS) as there:
+    with cluster("shm", workers=NUM_WORKERS, lease_seconds=3.0) as there:
         report = perform(there, _script(2, lag_seconds=0.02), plan)
     _check(report)
     assert report.num_during("kill") == 1

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from windlass._transport.base import Hub
-from windlass.filters import NeedIds, Receiver, filter_rules
+from windlass.filters import Kept, NeedIds, Receiver, filter_rules
 from windlass.filters.rules import chain_of
 from windlass.store.reduce import reducer_rule, resolve_reducer
 from windlass.store.update import updater_rule
@@ -101,6 +101,7 @@ class Book:
         self._rows = {row_id: row for row, row_id in enumerate(shape.ids)}
         self.given, self.sent = np.zeros(shape.size, np.int64), np.zeros(shape.size, np.int64)
         self.num_kept_back = 0  # pushes after which something was kept back
+        self.kept: list[Array] = [np.zeros(shape.size, np.int64)]  # what was kept back before each, and after the last
 
     def enter(self, given: Array, parts: Iterable[Part]) -> Marks:
         """A push: what it was to carry, of the whole key, and what was made of it. Gives what it carries."""
@@ -111,7 +112,8 @@ class Book:
                 [payload] = part.sealed.payloads
                 self._read(part, payload.in_full(), carried)
         self.sent += carried
-        self.num_kept_back += int((self.given != self.sent).any())
+        self.kept.append(self.given - self.sent)
+        self.num_kept_back += int(self.kept[-1].any())
         return marks_of(self._shape, carried)
 
     def _read(self, part: Part, payload: Any, carried: Array) -> None:
@@ -131,7 +133,7 @@ class Book:
 
     def problem(self) -> str:
         """What is wrong with these accounts; nothing, if all is well: sent + residual = given."""
-        kept = kept_back(self._shape, self._filtering)
+        kept = kept_back(self._shape, self._filtering.sender.dump().residual)
         wrong = np.flatnonzero(self.sent + kept != self.given)
         if not wrong.size:
             return ""
@@ -148,10 +150,10 @@ def marks_of(shape: KeyShape, carried: Array) -> Marks:
     return marks
 
 
-def kept_back(shape: KeyShape, filtering: KeyFilter) -> Array:
+def kept_back(shape: KeyShape, residual: Iterable[Kept]) -> Array:
     """What a worker's filters keep back of a key, as its value would be."""
     kept = np.zeros(shape.size, np.float64)
-    for one in filtering.sender.dump().residual:
+    for one in residual:
         if one.ids is None:
             kept[one.lo : one.lo + one.values.size] += one.values[: shape.size - one.lo]
             continue

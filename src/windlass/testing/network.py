@@ -96,6 +96,7 @@ class Shots:
     melted: int = 0  # snapshots that had to begin anew
     need_ids: int = 0  # pushes and pulls that had to be sent again with their list of ids
     kept_back: int = 0  # pushes after which filters kept something back
+    saved_residuals: int = 0  # what workers had kept back when they were saved, worker by worker
     moved_tables: int = 0  # shards of tables that got another head, because servers came or left
     failed_tables: int = 0  # shards of tables whose head was lost, and a replica took its place
     taught_tables: int = 0  # slots of tables that a server was shown, to hold them

@@ -42,6 +42,7 @@ class Plan:
     waits: float  # how often a call is waited for at once
     leased: m.Workload | None = None  # the work, where it is leased
     id_list_bytes: int = 1 << 20  # how much each server keeps of lists of ids
+    at_once_bytes: int = 0  # how much of several slots it does in one go
 
 
 @dataclass(slots=True)

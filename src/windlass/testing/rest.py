@@ -11,6 +11,7 @@ from windlass.server.content import Content, DenseContent
 from windlass.server.held import AnyShard, inspect
 from windlass.testing.calls import lay_out
 from windlass.testing.leases import lease_problems
+from windlass.testing.saving import residual_problems
 from windlass.types import MANAGER, Array, Chain, Incarnation, KeyId
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def at_rest(world: World) -> str:
         if server.me not in world.net.dead and server.me not in world.deposed:
             left += _left_on(world, server)
     if not left:
-        left += _unlike(world)
+        left += _unlike(world) + residual_problems(world)
     if world.plan.leased is not None and not left:
         left += lease_problems(world, final_values(world))
     return "\n".join(left[:8])

@@ -241,14 +241,14 @@ class _Player:
         pushed = Pushed(shape.name, clock, bit, lo, hi, time.monotonic())
         self.played.log.events.append(pushed)
         filtering: Any = self.store._entries[shape.name].key.filtering
-        before = kept_back(shape, filtering) if filtering is not None else None
+        before = kept_back(shape, filtering.sender.dump().residual) if filtering is not None else None
         pulls = self.rng.random() >= 0.6
         if not pulls:
             task = self.store.push(shape.name, value, **_place(shape, where))
         else:
             task = self.store.pushpull(shape.name, value, wait=False, **_place(shape, where))
         if before is not None:  # what it carries in the end
-            marks += before - kept_back(shape, filtering)
+            marks += before - kept_back(shape, filtering.sender.dump().residual)
             pushed.lo, pushed.hi = 0, shape.size
         if before is not None or shape.table is not None:
             pushed.marks = marks_of(shape, marks)

@@ -91,6 +91,8 @@ class World:
         self.plan = self._draw_plan()
         if limits.filters:
             self.plan.id_list_bytes = rng.choice(ID_LIST_BYTES)
+        if limits.tables:
+            self.plan.at_once_bytes = rng.choice((0, 1 << 20))
         self._has_tables = any(shape.table is not None for shape in self.plan.keys)
         self._heads: dict[tuple[KeyId, int], Incarnation] = {}  # of the shards of tables
         num_workers = self.plan.num_seats - limits.joins - limits.aims
@@ -161,7 +163,7 @@ class World:
         self._skews[me] = self.rng.uniform(0, 1000) if self.limits.ageing else 0.0
         join = m.Join(role=Role.SERVER, pid=int(me), addresses=(str(me),), rank=int(me) - 1)
         config = ServerConfig(
-            join=join, manager=(), lease_seconds=LEASE_SECONDS, at_once_bytes=0,
+            join=join, manager=(), lease_seconds=LEASE_SECONDS, at_once_bytes=self.plan.at_once_bytes,
             id_list_bytes=self.plan.id_list_bytes,
         )  # fmt: skip
         self.servers[me] = self._server_kind(me, self.heaps[me], config)
