@@ -8,9 +8,9 @@ import pytest
 
 from windlass.testing.aims import AFTER, BEFORE, KINDS
 from windlass.testing.explorer import Limits, explore
+from windlass.testing.limits import CALM
 from windlass.testing.network import Shots
 from windlass.testing.seeds import Crew
-from windlass.testing.world import CALM
 from windlass.types import Bounded, Eventual, Sequential
 
 NUM_BATCHES = 4

@@ -24,7 +24,7 @@ from windlass.server.state import ServerConfig, ServerState
 from windlass.testing.history import KeyShape, WorkerLog
 from windlass.testing.network import PoisonedHeap
 from windlass.testing.program import Plan, Program
-from windlass.types import MANAGER, Array, Incarnation, Lease, Role, Sequential
+from windlass.types import MANAGER, Incarnation, Lease, Role, Sequential
 from windlass.worker.ops import Op, Request
 from windlass.worker.split import split
 from windlass.worker.state import Call, Submit, WorkerState
@@ -40,14 +40,16 @@ WORK = m.Workload(name="work", size=2, batch_size=1, epochs=1)
 class Player(Program):
     """A worker: it opens the key as Store.create does, then does what the script says. It pushes rank + 1."""
 
+    calls: Any = None
     entry: Any = None
     batches: tuple[int, ...] = ()  # of leased work, that are its own
     done: tuple[int, ...] = ()
-    reading: list[tuple[Callable[[], bool], Array, Callable[[str], None]]] = field(default_factory=list)
+    reading: list[tuple[Callable[[], bool], Any, Callable[[str], None]]] = field(default_factory=list)
     saving: Any = None
 
     def run(self) -> Iterator[Callable[[], bool]]:
-        self.entry = yield from self._open(self.plan.keys[0])
+        self.calls = yield from self._open(self.plan.keys[0])
+        self.entry = self.calls.entry
         self.is_ready = True
 
     def take(self, said: Callable[[str], None]) -> None:
@@ -73,15 +75,14 @@ class Player(Program):
         self._start(op)
 
     def pull(self, said: Callable[[str], None]) -> None:
-        shape, key = self.plan.keys[0], self.entry.key
-        done = self._pull(shape, self.entry, key.clock, (0, shape.size))
-        self.reading.append((done, self.log.events[-1].value, said))
+        done = self._pull(self.calls, self.entry.key.clock, self.calls.whole())
+        self.reading.append((done, self.log.events[-1], said))
 
     def tell_what_came(self) -> None:
         """Tell what was read: of each slot one element, for all of them are alike."""
         for one in [one for one in self.reading if one[0]()]:
             self.reading.remove(one)
-            one[2](f"reads {' '.join(map(str, one[1][::SLOT_SIZE]))}")
+            one[2](f"reads {' '.join(map(str, one[1].value[::SLOT_SIZE]))}")
 
 
 @dataclass(slots=True, eq=False)

@@ -436,7 +436,7 @@ class Show(Message, frozen=True):
 
 class ShowSlot(Message, frozen=True):
     """To the learner: array `name` of a slot as it is after entry `index`; the last one completes it. An array that is
-    too long for one message comes in several, one after the other. `pins` as in Pulled."""
+    too long for one message comes in several, one after the other; `part` counts them all. `pins` as in Pulled."""
 
     key: KeyId
     shard: int
@@ -448,6 +448,7 @@ class ShowSlot(Message, frozen=True):
     is_last: bool
     meta: dict[str, Any]
     pins: tuple[int, ...] = ()
+    part: int = 0
 
 
 class Shown(Message, frozen=True):

@@ -57,12 +57,11 @@ class Reader:
 
     def array(self, key: str, name: str = "value") -> Array:
         """One array of all slots of a key: its value, in the key's shape, or flat the one of this name that its updater
-        keeps. A bfloat16 value comes as its bits, uint16. Of a table, "ids" says whose rows those of the others are."""
+        keeps. A bfloat16 value comes as its bits, uint16. Of a table the value is its rows, those of "ids"."""
         saved = self._key(key)
         whole = np.concatenate([self.part(key, number, name).reshape(-1) for number in range(len(saved.slots))])
-        if saved.spec.table is not None:
-            return whole.reshape(-1, saved.spec.table.dim) if name == "value" else whole
-        return whole.reshape(saved.spec.shape) if name == "value" else whole
+        shape = saved.spec.shape if saved.spec.table is None else (-1, saved.spec.table.dim)
+        return whole.reshape(shape) if name == "value" else whole
 
     def _key(self, key: str) -> SavedKey:
         if key not in self.keys:

@@ -89,5 +89,8 @@ class ServerConfig:
     manager: tuple[str, ...]
     local: Mapping[str, object] = field(default_factory=dict)
     lease_seconds: float = 3.0
+    id_list_bytes: int = 64 << 20
+    """How much is kept of the lists of ids that workers name by their digests. Raise it if workers send theirs again
+    and again."""
     at_once_bytes: int = 1 << 20
     """How much one event may touch beyond its first slot. Each slot that has to wait for its turn costs a little."""

@@ -24,7 +24,7 @@ class Lessons(Answers):
 
     base: int
     lesson: int  # the last one begun, by us or with us; what belongs to earlier ones is void
-    being_shown: dict[int, list[tuple[str, Array]]]
+    being_shown: dict[int, dict[int, tuple[str, Array]]]  # by slot, and by part
     counted: dict[Incarnation, int]
     batches: CountedBatches
     resting: set[Incarnation]
@@ -72,6 +72,7 @@ class Lessons(Answers):
                 is_last=position == len(parts) - 1,
                 meta=meta,
                 pins=pins,
+                part=position,
             )
             effects.append(Send(unit.learner, show, (block,), pins))
         return effects

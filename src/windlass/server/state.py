@@ -65,7 +65,7 @@ class ServerState:
         self.pins = Pins(memory)
         self.freezer = self.freezer_kind(me, self.pins, memory)
         self._now, self._clock = 0.0, Clock()
-        shared = (memory, self.pins, self.members, self.freezer, self._clock, IdLists())
+        shared = (memory, self.pins, self.members, self.freezer, self._clock, IdLists(config.id_list_bytes))
         self._host = Host(me, *shared, config.local, config.at_once_bytes)
         self._linked: set[Incarnation] = set()
         self._early: dict[Incarnation, list[Received]] = {}

@@ -48,6 +48,13 @@ def hear_teacher(shard: Shard | None, event: Received, message: m.Show | m.ShowS
 
 
 def _learn_slot(shard: Shard, shown: m.ShowSlot, data: tuple[Bytes, ...]) -> list[Effect]:
-    parts = shard.being_shown.setdefault(shown.slot, [])
-    parts += [(shown.name, part.copy().view(shown.dtype)) for part in data]
-    return shard.queue([Learn(shown, join_arrays(shard.being_shown.pop(shown.slot)))]) if shown.is_last else []
+    """One part more of a slot. One that comes twice counts once; what is complete is not begun again."""
+    parts = shard.being_shown.setdefault(shown.slot, {})
+    for part in data:
+        parts[shown.part] = (shown.name, part.copy().view(shown.dtype))
+    if not shown.is_last:
+        return []
+    del shard.being_shown[shown.slot]
+    if len(parts) <= shown.part:
+        return []
+    return shard.queue([Learn(shown, join_arrays(parts[number] for number in sorted(parts)))])

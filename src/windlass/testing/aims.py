@@ -20,10 +20,10 @@ from windlass.testing.faults import MAX_SERVERS, add_server, crash_server, depar
 from windlass.types import MANAGER, Incarnation, Role
 
 if TYPE_CHECKING:
-    from windlass.testing.world import Limits, World
+    from windlass.testing.limits import Limits
+    from windlass.testing.world import World
 
 BEFORE, AFTER = "before", "after"
-WHATS = ("crash", "stop", "part", "restart", "join")
 KINDS = (
     "Join", "Membership", "Declare", "Lookup", "Declared", "Place", "Placed", "Done", "Misplaced", "Init", "Attach",
     "Push", "Ack", "Pull", "Read", "Pulled", "Release", "Hold", "Staged", "Close", "Replicate", "Replicated", "Ready",
@@ -32,6 +32,8 @@ KINDS = (
 """Every kind of message that flows in explored runs."""
 RARE = ("Misplaced", "Release", "Release", "Staged", "Close", "Settle", "Drain", "PassOn")
 """Those of them that seldom come when their receiver may go: aimed at more often."""
+NAMED = ("NeedIds", "NeedIds")
+"""Those that come where keys have filters."""
 PASSES = (0, 0, 0, 1, 3, 8)
 
 
@@ -47,7 +49,7 @@ class Aim:
 
 def draw_aims(rng: random.Random, limits: Limits) -> list[Aim]:
     """What to aim at in this run. All of it need not happen: the message may not come, or its receiver be needed."""
-    kinds = limits.kinds or (*KINDS, *RARE)
+    kinds = limits.kinds or (*KINDS, *RARE, *(NAMED if limits.filters else ()))
     return [
         Aim(rng.choice(kinds), rng.choice((BEFORE, AFTER)), rng.choice(limits.whats), rng.choice(PASSES))
         for _ in range(limits.aims)

@@ -13,10 +13,14 @@ pull cover it. For a pull after n own pushes, on every slot:
     a driver's   the value after one and the same round on every slot; what was acknowledged before is in
     a snapshot   the same, and on a sequential key it is the round that the saver was told
     final        everything acknowledged is in
+
+Of a table whose rows may go only this is judged: no bit twice, none that nobody pushed. What a push carries is what was
+sent with it: a mark that a filter keeps back belongs to the push that it is sent with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -117,7 +121,7 @@ class _KeyJudge:
 
     def pull(self, log: WorkerLog, pull: Pulled, number: int) -> None:
         where = f"call {number} (pull after {pull.clock} pushes)" if pull.clock != NEWEST else f"call {number} (read)"
-        decoded = self._decode(log.name, where, pull.value, pull.lo, pull.hi, pull.responded)
+        decoded = self._decode(log.name, where, pull, pull.responded)
         if pull.clock == NEWEST:
             self._newest(log.name, where, decoded, pull)
             return
@@ -153,7 +157,7 @@ class _KeyJudge:
         All that was acknowledged before is in, and nothing twice."""
         is_sequential = isinstance(self.shape.consistency, Sequential)
         where = f"snapshot {number}" + (f" (after round {saved.clock})" if is_sequential else "")
-        for slot, seen in self._decode("a saver", where, saved.value, saved.lo, saved.hi, saved.responded):
+        for slot, seen in self._decode("a saver", where, saved, saved.responded):
             for index, one in enumerate(seen):
                 self._order("a saver", where, slot, index, one)
                 self._acked_before("a saver", where, slot, index, one, saved)
@@ -161,7 +165,8 @@ class _KeyJudge:
                     self._sequential("a saver", where, slot, index, one, saved)
 
     def final(self, value: Array) -> None:
-        for slot, seen in self._decode("everybody", FINAL, value, 0, self.shape.size, 1e300):
+        whole = Pulled(self.shape.name, 0, 0, self.shape.size, value, 0.0, 1e300)
+        for slot, seen in self._decode("everybody", FINAL, whole, whole.responded):
             for index, one in enumerate(seen):
                 self._order("everybody", FINAL, slot, index, one)
                 acked = max((p.clock for p in self.pushes[index] if p.acked is not None), default=0)
@@ -172,45 +177,56 @@ class _KeyJudge:
                     self._bound_cut("everybody", FINAL, slot, index, one, 1 << 59)
 
     def _decode(
-        self, puller: str, where: str, value: Array, lo: int, hi: int, until: float
+        self, puller: str, where: str, pull: Pulled, until: float
     ) -> list[tuple[int, list[_Seen]]]:
-        """Bits to pushes, slot by slot; what cannot be is a violation here."""
+        """What every slot of a value shows of every worker. Nothing may be in it twice, before it was made, or that
+        nobody made."""
         size = self.shape.slot_size
-        counts = value.tolist()
+        counts = pull.value.tolist()
         found: list[tuple[int, list[_Seen]]] = []
         matched = 0
-        for slot in range(lo // size, -(-hi // size)) if lo < hi else ():
+        for slot, lo, hi, offset in self._spans(pull):
             start = slot * size
             row: list[_Seen] = []
             for index, made in enumerate(self.pushes):
                 seen = _Seen()
                 for push in made:
-                    at = start + push.bit
-                    if not (lo <= at < hi and push.lo <= at < push.hi):
-                        continue
-                    count = counts[at - lo]
-                    if count == 0:
-                        seen.first_out = min(seen.first_out, push.clock)
-                        continue
-                    matched += 1
-                    seen.last_in = push.clock
-                    which = f"push {push.clock} of {self.logs[index].name}"
-                    if count != 1:
-                        self._fail("once", puller, where, slot, f"{which} at most once", f"{count} times")
-                    if push.invoked > until:
-                        self._fail("causal", puller, where, slot, f"no {which} before it was made", "it")
+                    for at in (start + push.bit,) if push.marks is None else push.marks.get(slot, ()):
+                        if not (lo <= at < hi and push.lo <= at < push.hi):
+                            continue
+                        count = counts[at - offset]
+                        if count == 0:
+                            seen.first_out = min(seen.first_out, push.clock)
+                            continue
+                        matched += 1
+                        seen.last_in = push.clock
+                        which = f"push {push.clock} of {self.logs[index].name}"
+                        if count != 1:
+                            self._fail("once", puller, where, slot, f"{which} at most once", f"{count} times")
+                        if push.invoked > until:
+                            self._fail("causal", puller, where, slot, f"no {which} before it was made", "it")
                 row.append(seen)
             found.append((slot, row))
-        nonzero = int(np.count_nonzero(value))
+        nonzero = int(np.count_nonzero(pull.value))
         if nonzero != matched:
             expected = f"only the {matched} elements that somebody pushed"
-            self._fail("never made", puller, where, lo // size, expected, f"{nonzero} elements that are not 0")
-        return found
+            self._fail("never made", puller, where, pull.lo // size, expected, f"{nonzero} elements that are not 0")
+        return [] if self.shape.forgets else found
+
+    def _spans(self, pull: Pulled) -> Iterator[tuple[int, int, int, int]]:
+        """The slots of a pulled value: which, from which element to which, and which element its value begins with."""
+        size, lo, hi = self.shape.slot_size, pull.lo, pull.hi
+        if pull.rows is not None:
+            for position, slot in enumerate(pull.rows):
+                yield slot, slot * size, (slot + 1) * size, (slot - position) * size
+        elif lo < hi:
+            for slot in range(lo // size, -(-hi // size)):
+                yield slot, lo, hi, lo
 
     # --- the rules ----------------------------------------------------------------------------------------------------
 
     def _order(self, puller: str, where: str, slot: int, index: int, seen: _Seen) -> None:
-        if seen.first_out < seen.last_in:
+        if seen.first_out <= seen.last_in:  # equal: half of what it carries is in
             expected = f"the pushes of {self.logs[index].name} without a gap"
             self._fail("order", puller, where, slot, expected, f"push {seen.last_in} but not {seen.first_out}")
 

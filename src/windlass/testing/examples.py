@@ -1,4 +1,4 @@
-"""Reducers and updaters with an import path, as a user would write them; tests and docs name them."""
+"""Reducers, updaters and filters with an import path, as a user would write them; tests and docs name them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from windlass.filters import Filter, Parcel
 from windlass.store.reduce import Reducer
 from windlass.store.update import Updater
 from windlass.types import Array
@@ -46,3 +47,26 @@ class Picky(Updater):
 
     def update(self, value: Array, grad: Array, state: dict[str, Array], step: int) -> None:
         value += grad
+
+
+@dataclass(frozen=True)
+class Turned(Filter):
+    """A filter that loses nothing: it turns some bits of every number, and the other end turns them back. It does so
+    with the answers of pulls, too."""
+
+    is_lossy: ClassVar[bool] = False
+
+    def encode(self, parcel: Parcel) -> Parcel:
+        return parcel.pass_on(_turned(parcel.values))
+
+    def decode(self, parcel: Parcel) -> Parcel:
+        return parcel.give_back(_turned(parcel.values).view(parcel.number))
+
+    def for_pull(self) -> Filter | None:
+        return self
+
+
+def _turned(values: Array) -> Array:
+    words: Array = np.ascontiguousarray(values).view(f"u{values.itemsize}")
+    turned: Array = words ^ words.dtype.type(0x2B)
+    return turned

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from windlass.server.state import ServerState
 from windlass.testing.checker import Verdict, judge
+from windlass.testing.limits import Limits
 from windlass.testing.network import Shots
-from windlass.testing.world import Limits, World
+from windlass.testing.world import World
 
 __all__ = ["Limits", "Outcome", "explore"]
 
@@ -29,8 +30,10 @@ class Outcome:
 
     @property
     def broken(self) -> set[str]:
-        """The names of the rules that were broken; "stuck": somebody was left waiting, or something was left over."""
-        return {violation.rule for violation in self.verdict.violations} | ({"stuck"} if self.stuck else set())
+        """The names of the rules that were broken; "stuck": somebody was left waiting, or something was left over. What
+        it is the first word of each line says, and is there, too."""
+        left = {line.partition(":")[0] for line in self.stuck.splitlines()} | {"stuck"} if self.stuck else set()
+        return {violation.rule for violation in self.verdict.violations} | left
 
     @property
     def problem(self) -> str:

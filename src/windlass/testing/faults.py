@@ -16,7 +16,8 @@ from windlass.testing.walls import cut, doubted_links, hear_at_once, raise_wall
 from windlass.types import MANAGER, Chain, Incarnation, Role
 
 if TYPE_CHECKING:
-    from windlass.testing.world import Limits, World
+    from windlass.testing.limits import Limits
+    from windlass.testing.world import World
 
 MAX_SERVERS = 6
 

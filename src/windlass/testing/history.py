@@ -7,6 +7,10 @@ of int64 with `update="add"`, so an element of a pulled value says how often tha
     | bit 0 | bit 1 | ... | bit 0 | bit 1 | ... |       element = slot * slot_size + bit
 
 A push of a range leaves a mark only on the elements inside it; it is a push all the same, and counts as one.
+
+A table looks the same to the judge: its rows are float32, a number for each bit, and a "slot" is the row of one id. A
+push is to some ids, so it leaves marks on some rows. Filters may keep marks back, and send them with a later push: what
+a push *carries* is written down mark by mark.
 """
 
 from __future__ import annotations
@@ -15,28 +19,48 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from windlass.types import Array, Consistency
+from windlass.filters import Filter
+from windlass.types import Array, Consistency, TableSpec
 
 NEWEST = -1
 """In place of a pull's clock: a driver's read, which is of no worker's clock."""
 
 
+Marks = dict[int, list[int]]
+"""Elements, by slot."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeyShape:
-    """A key made for judging. `slot_size` is the number of bits, that is of pushes, there is room for."""
+    """A key made for judging. `slot_size` is the number of bits, that is of pushes, there is room for. Of a table
+    `table` says more, and each of its slots is the row of one of `ids`; to the last of them nobody pushes."""
 
     name: str
     consistency: Consistency
     slot_size: int
     num_slots: int
+    table: TableSpec | None = None
+    ids: tuple[int, ...] = ()
+    filters: tuple[Filter, ...] = ()
 
     @property
     def size(self) -> int:
         return self.slot_size * self.num_slots
 
+    @property
+    def dtype(self) -> str:
+        """Filters that keep something back want floating-point numbers."""
+        return "float32" if self.table is not None or any(one.is_lossy for one in self.filters) else "int64"
+
+    @property
+    def forgets(self) -> bool:
+        """Whether rows may go: then a push may be in no more, but still not twice."""
+        limits = self.table
+        return limits is not None and (limits.max_rows, limits.ttl_updates, limits.ttl_seconds) != (None, None, None)
+
     def mark(self, bit: int) -> Array:
         """The value that a push of this bit contributes."""
-        value = np.zeros(self.size, np.int64)
+        value = np.zeros(self.size, self.dtype)
         value[bit :: self.slot_size] = 1
         return value
 
@@ -44,7 +68,8 @@ class KeyShape:
 @dataclass(slots=True)
 class Pushed:
     """One push. `clock` is its number on the key, counted from where its worker started. Stamps are of one clock that
-    all workers share; `acked` is None while nobody was told that it is applied."""
+    all workers share; `acked` is None while nobody was told that it is applied. `marks` are the elements that it
+    carries, where these are not just its bit, from lo to hi."""
 
     key: str
     clock: int
@@ -53,12 +78,13 @@ class Pushed:
     hi: int
     invoked: float
     acked: float | None = None
+    marks: Marks | None = None
 
 
 @dataclass(slots=True)
 class Pulled:
     """One pull that was answered: elements lo to hi, asked for after `clock` own pushes (deemed ones included),
-    or by a driver (NEWEST)."""
+    or by a driver (NEWEST). Of a table: these `rows`, one after the other."""
 
     key: str
     clock: int
@@ -67,6 +93,7 @@ class Pulled:
     value: Array
     invoked: float
     responded: float
+    rows: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)

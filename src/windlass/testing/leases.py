@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from windlass._wire import messages as m
+from windlass.testing.calls import Calls
 from windlass.testing.history import KeyShape
 from windlass.testing.program import Condition, Program
 from windlass.types import MANAGER, Array, Bounded, Lease, Sequential
-from windlass.worker.entry import Entry
-from windlass.worker.landing import Landing
-from windlass.worker.ops import Op
-from windlass.worker.split import split
+from windlass.worker.ops import KeyInfo
 
 if TYPE_CHECKING:
     from windlass.testing.world import World
 
-Keys = list[tuple[KeyShape, Entry]]
+Keys = list[Calls]
 
 
 class LeaseProgram(Program):
@@ -56,7 +54,7 @@ class LeaseProgram(Program):
                 continue
             self.holdings[workload.name] = m.Holding(workload=workload, held=(*given, *granted.batches))
             for share in [granted.batches] if workload.step_batches else [(batch,) for batch in granted.batches]:
-                calls = [self._push_leased(shape, entry, Lease(workload.name, share)) for shape, entry in keys]
+                calls = [self._push_leased(key, Lease(workload.name, share)) for key in keys]
                 given |= dict.fromkeys(share, calls)
                 yield from self._maybe(lambda calls=calls: all(call() for call in calls))  # type: ignore[misc]
         yield from self._level(keys)
@@ -67,8 +65,8 @@ class LeaseProgram(Program):
     def _take(
         self, workload: m.Workload, done: tuple[int, ...], held: tuple[int, ...], keys: Keys, is_outside: bool
     ) -> Callable[[int], m.AnyMessage]:
-        ids = tuple(entry.key.id for _, entry in keys) if self.has_pushed else ()
-        kept = {type(shape.consistency) for shape, _ in keys}
+        ids = tuple(calls.key.id for calls in keys) if self.has_pushed else ()
+        kept = {type(calls.shape.consistency) for calls in keys}
         waits = m.Waits.ROUNDS if Sequential in kept else m.Waits.SLOWER if Bounded in kept else m.Waits.NOBODY
         return lambda n: m.Take(
             request=n, workload=workload, done=done, held=held, keys=ids, is_outside=is_outside, waits=waits
@@ -76,51 +74,45 @@ class LeaseProgram(Program):
 
     has_pushed = False
 
-    def _detach(self, entry: Entry, shard: int) -> Callable[[int], m.AnyMessage]:
-        return lambda n: m.Detach(request=n, key=entry.key.id, shard=shard)
+    def _detach(self, key: KeyInfo, shard: int) -> Callable[[int], m.AnyMessage]:
+        return lambda n: m.Detach(request=n, key=key.id, shard=shard)
 
     def _rest(self, keys: Keys) -> Iterator[Condition]:
-        for _, entry in keys:
-            yield self._settled(entry)
+        for key in (calls.key for calls in keys):
+            yield self._settled(key)
             self._check()
-            for shard in reversed(range(len(entry.key.chains))):
-                yield from self._ask((entry.key, shard), self._detach(entry, shard))
+            for shard in reversed(range(len(key.chains))):
+                yield from self._ask((key, shard), self._detach(key, shard))
 
-    def _settled(self, entry: Entry) -> Condition:
-        return lambda: self.error is not None or not self.is_pushing(entry.key)
+    def _settled(self, key: KeyInfo) -> Condition:
+        return lambda: self.error is not None or not self.is_pushing(key)
 
     def _level(self, keys: Keys) -> Iterator[Condition]:
         """Some have pushed more often than others, and may still wait for them."""
-        for _, entry in keys:
-            yield self._settled(entry)
+        for key in (calls.key for calls in keys):
+            yield self._settled(key)
             self._check()
-            attached = yield from self._ask((entry.key, 0), self._attach(entry.key, 0, -2))
-            entry.key.clock = entry.key.since = int(attached.detail)
-            for shard in range(len(entry.key.chains)):
-                yield from self._ask((entry.key, shard), self._attach(entry.key, shard, entry.key.since))
+            attached = yield from self._ask((key, 0), self._attach(key, 0, -2))
+            key.clock = key.since = int(attached.detail)
+            for shard in range(len(key.chains)):
+                yield from self._ask((key, shard), self._attach(key, shard, key.since))
 
-    def _push_leased(self, shape: KeyShape, entry: Entry, lease: Lease) -> Condition:
+    def _push_leased(self, calls: Calls, lease: Lease) -> Condition:
         self.has_pushed = True
-        value = np.zeros(shape.size, np.int64)
-        for batch in lease.numbers:
-            value += shape.mark(batch)
-        parts, owned = entry.parts(value, 0, split(entry.key, 0, shape.size), may_borrow=False)
+        whole = calls.whole()
+        pushing = calls.push(lease.numbers, whole, self.rng)
+        op, op.completes = pushing.op, lease
+        op.finish = self._finish(lambda: self._free(pushing.owned))
+        may_ride = calls.shape.table is None or calls.book is None
+        if not may_ride or self.rng.random() < 0.5:
+            return self._start(op)
+        pulling = calls.pull(whole, riding=pushing)
 
-        def free() -> None:
-            for block in owned:
-                self.memory.free(block)
+        def look() -> None:
+            self._look(calls.shape, pulling.value(), lease)
+            self._free(pushing.owned)
 
-        op = Op(entry.key, parts, None, None, self._finish(free), completes=lease)
-        if self.rng.random() < 0.5:
-            seen: Array = np.full(shape.size, -1, np.int64)
-            landing = Landing(entry, (0, shape.size), is_range=True, out=seen)
-            op.pull, op.deliver = split(entry.key, 0, shape.size), landing.deliver
-
-            def look() -> None:
-                self._look(shape, seen, lease)
-                free()
-
-            op.finish = self._finish(look)
+        op.finish = self._finish(look)
         return self._start(op)
 
     def _look(self, shape: KeyShape, seen: Array, lease: Lease) -> None:

@@ -25,7 +25,7 @@ from windlass.server.sequential import SequentialShard
 from windlass.server.state import ServerState
 from windlass.server.units import End, HeldSlot
 from windlass.testing.explorer import Limits
-from windlass.testing.world import CALM
+from windlass.testing.limits import CALM
 from windlass.types import Bounded, Eventual, Generation, Incarnation, Sequential
 
 # --- a resend counts twice --------------------------------------------------------------------------------------------

@@ -98,6 +98,12 @@ class Shots:
     restarts: int = 0
     snapshots: int = 0
     melted: int = 0  # snapshots that had to begin anew
+    need_ids: int = 0  # pushes and pulls that had to be sent again with their list of ids
+    kept_back: int = 0  # pushes after which filters kept something back
+    saved_residuals: int = 0  # what workers had kept back when they were saved, worker by worker
+    moved_tables: int = 0  # shards of tables that got another head, because servers came or left
+    failed_tables: int = 0  # shards of tables whose head was lost, and a replica took its place
+    taught_tables: int = 0  # slots of tables that a server was shown, to hold them
     flown: Counter[str] = field(default_factory=Counter)
     """How often each kind of message came, in runs that aim."""
     copied: Counter[str] = field(default_factory=Counter)

@@ -16,18 +16,13 @@ import numpy as np
 from windlass._wire import messages as m
 from windlass._wire.effects import Send
 from windlass.errors import WindlassError
-from windlass.store.reduce import reducer_rule
-from windlass.store.update import updater_rule
+from windlass.testing.calls import Calls, Pushing, Where, calls_of, spec_of
 from windlass.testing.history import NEWEST, KeyShape, Pulled, Pushed, WorkerLog
 from windlass.testing.network import PoisonedHeap
-from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeySpec
-from windlass.worker.entry import Entry
-from windlass.worker.landing import Landing
+from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation
 from windlass.worker.ops import KeyInfo, Op, Request
-from windlass.worker.split import split
 
 Condition = Callable[[], bool]
-SUM, ADD = reducer_rule("sum"), updater_rule("add")
 
 
 class Gone(Exception):
@@ -46,6 +41,8 @@ class Plan:
     ranges: float  # how often a call is on a range
     waits: float  # how often a call is waited for at once
     leased: m.Workload | None = None  # the work, where it is leased
+    id_list_bytes: int = 1 << 20  # how much each server keeps of lists of ids
+    at_once_bytes: int = 0  # how much of several slots it does in one go
 
 
 @dataclass(slots=True)
@@ -84,14 +81,14 @@ class Program:
     memory: PoisonedHeap = field(default_factory=PoisonedHeap)
     under_way: int = 0
     error: WindlassError | None = None
+    keys: list[Calls] = field(default_factory=list)
 
     def run(self) -> Iterator[Condition]:
         try:
-            entries = []
             for shape in self.plan.keys:
-                entries.append((yield from self._open(shape)))
+                self.keys.append((yield from self._open(shape)))
             self.is_ready = True
-            yield from self._play(list(zip(self.plan.keys, entries, strict=True)))
+            yield from self._play(self.keys)
         except Gone:
             return
 
@@ -113,18 +110,15 @@ class Program:
 
     def _open(self, shape: KeyShape) -> Any:
         """As Store.create, step by step."""
-        spec = KeySpec(
-            name=shape.name, shape=(shape.size,), dtype="int64", reduce=SUM, update=ADD,
-            consistency=shape.consistency, chunk_bytes=shape.slot_size * 8,
-        )  # fmt: skip
+        spec = spec_of(shape)
         declared = yield from self._ask(MANAGER, lambda n: m.Declare(request=n, spec=spec))
         key = self._use(declared)
-        entry = Entry(key, "numpy", _Edge(self.memory, self.is_shared))  # type: ignore[arg-type]
+        calls = self._calls(shape, key)
         if self.rank() == 0:
-            yield from self._give_first(entry)
+            yield from self._give_first(calls)
         attached = yield from self._ask((key, 0), self._attach(key, 0, -1))
         while int(attached.detail) < 0:  # whose task it was has died
-            yield from self._give_first(entry)
+            yield from self._give_first(calls)
             attached = yield from self._ask((key, 0), self._attach(key, 0, -1))
         key.clock = key.since = int(attached.detail)
         for shard in range(1, len(key.chains)):
@@ -132,11 +126,17 @@ class Program:
         self.log.since[shape.name] = key.since
         if self.is_joiner:
             self.log.entered[shape.name] = self.now()
-        return entry
+        return calls
 
-    def _give_first(self, entry: Entry) -> Any:
-        key = entry.key
-        first = np.zeros(key.size, np.int64)
+    def _calls(self, shape: KeyShape, key: KeyInfo) -> Calls:
+        edge: Any = _Edge(self.memory, self.is_shared)
+        return calls_of(shape, key, edge, self.seat, pushes_all=self.plan.leased is not None)
+
+    def _give_first(self, calls: Calls) -> Any:
+        if calls.shape.table is not None:
+            return  # its rows start as they are declared to
+        key, entry = calls.key, calls.entry
+        first = np.zeros(key.size, calls.shape.dtype)
         for shard in reversed(key.whole):
             parts, owned = entry.parts(first, 0, {shard: key.whole[shard]}, may_borrow=True)
             for part in parts[shard]:
@@ -161,77 +161,127 @@ class Program:
 
     # --- pushing and pulling ------------------------------------------------------------------------------------------
 
-    def _play(self, keys: list[tuple[KeyShape, Entry]]) -> Iterator[Condition]:
+    def _play(self, keys: list[Calls]) -> Iterator[Condition]:
         rng = self.rng
         issued = [0] * len(keys)
         for number in self.plan.order:
-            shape, entry = keys[number]
+            calls = keys[number]
             issued[number] += 1
-            if issued[number] <= entry.key.since:
+            if issued[number] <= calls.key.since:
                 continue  # deemed made: the worker joined later
             kind = rng.random()
-            done = self._push(shape, entry, issued[number], pulls=kind < 0.4)
+            done = self._push(calls, issued[number], pulls=kind < 0.4)
             yield from self._maybe(done)
             if kind > 0.5:
                 other = rng.randrange(len(keys))
-                shape, entry = keys[other]
-                clock = max(issued[other], entry.key.since)
-                yield from self._maybe(self._pull(shape, entry, clock, self._range(shape)))
-        for shape, entry in keys:
-            self._pull(shape, entry, self.plan.clock, (0, shape.size))
+                calls = keys[other]
+                clock = max(issued[other], calls.key.since)
+                yield from self._maybe(self._pull(calls, clock, self._where(calls)))
+        for calls in keys:
+            self._pull(calls, self.plan.clock, calls.whole())
         yield lambda: self.under_way == 0
         self._check()
+        for calls in keys:
+            if calls.shape.table is not None and rng.random() < 0.3:
+                yield from self._scan(calls)
 
     def _maybe(self, done: Condition) -> Iterator[Condition]:
         """Wait for a call, or leave it under way."""
         yield done if self.rng.random() < self.plan.waits else lambda: True
         self._check()
 
-    def _range(self, shape: KeyShape) -> tuple[int, int]:
+    def _where(self, calls: Calls, *, is_push: bool = False) -> Where:
         if self.rng.random() >= self.plan.ranges:
-            return 0, shape.size
-        lo, hi = sorted((self.rng.randint(0, shape.size), self.rng.randint(0, shape.size)))
-        return lo, hi
+            return calls.whole()
+        return calls.some(self.rng, is_push=is_push)
 
-    def _push(self, shape: KeyShape, entry: Entry, clock: int, *, pulls: bool) -> Condition:
-        lo, hi = self._range(shape)
+    def _push(self, calls: Calls, clock: int, *, pulls: bool) -> Condition:
+        shape, where = calls.shape, self._where(calls, is_push=True)
         bit = self.seat * self.plan.clock + clock - 1
-        pieces = split(entry.key, lo, hi)
-        parts, owned = entry.parts(shape.mark(bit)[lo:hi], lo, pieces, may_borrow=False)
-        pushed = Pushed(shape.name, clock, bit, lo, hi, self.now())
+        pushing = calls.push((bit,), where, self.rng)
+        lo, hi = where if shape.table is None else (0, shape.size)
+        if pushing.marks is not None:
+            lo, hi = 0, shape.size
+        pushed = Pushed(shape.name, clock, bit, lo, hi, self.now(), marks=pushing.marks)
         self.log.events.append(pushed)
 
         def acked() -> None:
             pushed.acked = self.now()
-            for block in owned:
-                self.memory.free(block)
+            self._free(pushing.owned)
 
         if not pulls:
-            return self._start(Op(entry.key, parts, None, None, self._finish(acked)))
-        return self._pull(shape, entry, clock, (lo, hi), parts, acked)
+            pushing.op.finish = self._finish(acked)
+            return self._start(pushing.op)
+        if shape.table is not None and calls.book is not None:  # filters leave rows out: it follows
+            pushing.op.finish = self._finish(acked)
+            self._start(pushing.op)
+            return self._pull(calls, clock, where)
+        return self._pull(calls, clock, pushing.where, pushing, acked)
+
+    def _free(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            self.memory.free(block)
 
     def _pull(
-        self, shape: KeyShape, entry: Entry, clock: int, range: tuple[int, int], parts: Any = None, also: Any = None
+        self, calls: Calls, clock: int, where: Where, riding: Pushing | None = None, also: Any = None
     ) -> Condition:
         """Start a pull, or a push and pull; a clock of NEWEST makes it a driver's read."""
-        lo, hi = range
-        flat: Array = np.full(hi - lo, -1, np.int64)
-        landing = Landing(entry, (lo, hi), is_range=True, out=flat)
-        pulled = Pulled(shape.name, clock, lo, hi, flat, self.now(), 0.0)
+        pulling = calls.pull(where, riding=riding)
+        name, is_table = calls.shape.name, calls.shape.table is not None
+        lo, hi = (0, 0) if is_table else where
+        pulled = Pulled(name, clock, lo, hi, np.empty(0), self.now(), 0.0, where if is_table else None)
         at = len(self.log.events)
         self.log.events.append(pulled)
 
         def here() -> None:
-            pulled.responded = self.now()
+            pulled.value, pulled.responded = pulling.value(), self.now()
+            self._free(pulling.owned)
             if also is not None:
                 also()
 
         def lost() -> None:
-            self.log.events[at] = Pulled(shape.name, clock, lo, lo, flat[:0], pulled.invoked, self.now())
+            self.log.events[at] = Pulled(name, clock, lo, lo, np.empty(0), pulled.invoked, self.now())
 
-        op = Op(entry.key, parts, split(entry.key, lo, hi), landing.deliver, self._finish(here, lost))
-        op.reads_newest = clock == NEWEST
-        return self._start(op)
+        pulling.op.finish = self._finish(here, lost)
+        pulling.op.reads_newest = clock == NEWEST
+        return self._start(pulling.op)
+
+    def _scan(self, calls: Calls) -> Iterator[Condition]:
+        """As a pull of all rows of a table, by pages, after everything else of this worker."""
+        shape, key, clock = calls.shape, calls.key, self.plan.clock
+        value = np.zeros((shape.num_slots, shape.slot_size), np.float32)
+        at = len(self.log.events)
+        pulled = Pulled(shape.name, clock, 0, 0, value, self.now(), 0.0, tuple(range(shape.num_slots)))
+        self.log.events.append(pulled)
+        for slot in range(key.num_slots):
+            after: int | None = None
+            while True:
+                after, found = yield from self._page(key, slot, after, shape)
+                for row_id, row in found:
+                    value[shape.ids.index(row_id)] = row
+                if after is None:
+                    break
+        pulled.value, pulled.responded = value.reshape(-1), self.now()
+        self.log.events[at] = pulled
+
+    def _page(self, key: KeyInfo, slot: int, after: int | None, shape: KeyShape) -> Any:
+        shard, span = key.shard_of(slot), (min(shape.ids), max(shape.ids) + 1) if self.seat % 2 else None
+        pages: list[Any] = []
+
+        def finish(answer: Any, data: tuple[Bytes, ...], error: WindlassError | None) -> None:
+            self.error = self.error or error
+            pages.append((answer, [part.copy() for part in data]))
+
+        def make(request: int) -> m.Scan:
+            return m.Scan(request=request, key=key.id, shard=shard, slot=slot, limit=2, after=after, span=span)
+
+        self.submit(Request((key, shard), make, finish))
+        yield lambda: bool(pages)
+        self._check()
+        [(scanned, [data])] = pages
+        cut = data.nbytes // (8 + key.itemsize) * 8
+        rows = data[cut:].view(np.float32).reshape(-1, shape.slot_size)
+        return scanned.after, list(zip(data[:cut].view(np.int64).tolist(), rows, strict=True))
 
     def _finish(self, good: Callable[[], None], bad: Callable[[], None] = lambda: None) -> Any:
         def finish(error: WindlassError | None) -> None:
@@ -263,14 +313,12 @@ class Reader(Program):
 
     def run(self) -> Iterator[Condition]:
         try:
-            entries = []
             for shape in self.plan.keys:
                 key = yield from self._find(shape)
-                entries.append(Entry(key, "numpy", _Edge(self.memory, self.is_shared)))  # type: ignore[arg-type]
+                self.keys.append(self._calls(shape, key))
             for _ in range(self.rng.randint(1, max(1, 2 * self.plan.clock))):
-                number = self.rng.randrange(len(entries))
-                shape = self.plan.keys[number]
-                yield self._pull(shape, entries[number], NEWEST, self._range(shape))
+                calls = self.keys[self.rng.randrange(len(self.keys))]
+                yield self._pull(calls, NEWEST, self._where(calls))
                 self._check()
         except Gone:
             return

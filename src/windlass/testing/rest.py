@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from windlass._wire import messages as m
-from windlass.server.content import DenseContent
-from windlass.server.held import inspect
+from windlass.server.content import Content, DenseContent
+from windlass.server.held import AnyShard, inspect
+from windlass.testing.calls import lay_out
 from windlass.testing.leases import lease_problems
-from windlass.types import MANAGER, Array, KeyId
+from windlass.testing.saving import residual_problems
+from windlass.types import MANAGER, Array, Chain, Incarnation, KeyId
 
 if TYPE_CHECKING:
     from windlass.testing.world import World
@@ -37,9 +39,13 @@ def at_rest(world: World) -> str:
             left.append(f"stuck: {name}: its program waits, though nothing is under way")
         if worker.log.departed is None and worker.program.memory.live:
             left.append(f"leak: {name} keeps {len(worker.program.memory.live)} blocks of finished pushes")
+        books = [calls.book for calls in worker.program.keys if calls.book is not None]
+        left += [f"residual: {name}: {problem}" for book in books if (problem := book.problem())]
     for server in world.servers.values():
         if server.me not in world.net.dead and server.me not in world.deposed:
             left += _left_on(world, server)
+    if not left:
+        left += _unlike(world) + residual_problems(world)
     if world.plan.leased is not None and not left:
         left += lease_problems(world, final_values(world))
     return "\n".join(left[:8])
@@ -53,7 +59,7 @@ def _left_on(world: World, server: object) -> list[str]:
     name = world.name(server.me)
     num_slots = 0
     for shard in (shard for key in server.keys.values() for shard in key.shards.values()):
-        num_slots += len(shard.slots)
+        num_slots += sum(isinstance(slot.content, DenseContent) for slot in shard.slots.values())
         for slot in shard.slots.values():
             for waiting in slot.waiting:
                 worker = world.workers.get(waiting.peer)
@@ -79,18 +85,47 @@ def final_values(world: World) -> dict[str, Array]:
     """Each key as its servers hold it now; a key that nobody got to declare is left out."""
     values: dict[str, Array] = {}
     for shape in world.plan.keys:
-        value = np.zeros(shape.size, np.int64)
+        value = np.zeros(shape.size, shape.dtype)
         is_there = False
-        placed = world.manager._keys.get(("", shape.name))
-        for number, chain in enumerate(placed.charted.chains if placed is not None else ()):
-            held = world.servers[chain[0]].keys.get(placed.id) if placed is not None and chain else None
-            if held is None or number not in held.shards:
-                continue
-            is_there = True
-            for slot in held.shards[number].slots.values():
-                assert isinstance(slot.content, DenseContent)
-                lo, dense = slot.number * shape.slot_size, slot.content.dense
-                value[lo : lo + dense.size] = dense.block.array.view(np.int64)
+        for number, chain in enumerate(_chains(world, shape.name)):
+            shard = _held(world, shape.name, number, chain[0]) if chain else None
+            for slot in shard.slots.values() if shard is not None else ():
+                is_there = True
+                lay_out(shape, value, slot.number, slot.content.dump()[0])
         if is_there:
             values[shape.name] = value
     return values
+
+
+def _chains(world: World, name: str) -> tuple[Chain, ...]:
+    placed = world.manager._keys.get(("", name))
+    return tuple(placed.charted.chains) if placed is not None else ()
+
+
+def _held(world: World, name: str, number: int, me: Incarnation) -> AnyShard | None:
+    placed = world.manager._keys[("", name)]
+    held = world.servers[me].keys.get(placed.id)
+    return held.shards.get(number) if held is not None else None
+
+
+def _unlike(world: World) -> list[str]:
+    """Replicas that are not what their heads are, bit for bit."""
+    left: list[str] = []
+    for shape in world.plan.keys:
+        for number, chain in enumerate(_chains(world, shape.name)):
+            head, *others = [_held(world, shape.name, number, me) for me in chain] or [None]
+            for me, other in zip(chain[1:], others, strict=True):
+                if head is None or other is None or me in world.net.dead or chain[0] in world.net.dead:
+                    continue
+                who = f"{world.name(me)} and {world.name(chain[0])}"
+                for number, slot in head.slots.items():
+                    if not _is_same(slot.content, other.slots[number].content):
+                        left.append(f"replica: {who} differ on '{shape.name}', slot {number}")
+    return left
+
+
+def _is_same(one: Content, other: Content) -> bool:
+    arrays, meta = one.dump()
+    others, other_meta = other.dump()
+    same = arrays.keys() == others.keys() and meta == other_meta
+    return same and all(np.array_equal(array, others[name]) for name, array in arrays.items())

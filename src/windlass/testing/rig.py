@@ -20,10 +20,13 @@ import numpy as np
 from windlass.checkpoint import AfterRound, Reader
 from windlass.engines.cluster import Cluster
 from windlass.errors import WindlassError
+from windlass.filters import Filter
+from windlass.store.initial import initial_rule
+from windlass.testing.calls import Where, kept_back, lay_out, marks_of
 from windlass.testing.checker import Verdict, judge
 from windlass.testing.havoc import Havoc, Plan, Save, Shot
 from windlass.testing.history import History, KeyShape, Pulled, Pushed, WorkerLog
-from windlass.types import Consistency, Role
+from windlass.types import Array, Consistency, Role, TableSpec
 from windlass.worker.store import Store
 from windlass.worker.task import Task
 
@@ -36,6 +39,15 @@ LARGE_CHUNK_BYTES = 64 << 10
 def bits(name: str, consistency: Consistency, *, num_slots: int = 4, chunk_bytes: int = CHUNK_BYTES) -> KeyShape:
     """A key for a store of these chunks, with room for as many pushes as one slot holds elements."""
     return KeyShape(name, consistency, chunk_bytes // 8, num_slots)
+
+
+def rows(
+    name: str, consistency: Consistency, *, num_bits: int, num_rows: int = 12, filters: tuple[Filter, ...] = ()
+) -> KeyShape:
+    """A table with room for so many pushes, in so many rows; its ids are far from one another."""
+    table = TableSpec(dim=num_bits, init=initial_rule(None), slots=8)
+    ids = tuple(int(one) for one in np.arange(num_rows) ** 3 - 100)
+    return KeyShape(name, consistency, num_bits, num_rows, table, ids, filters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,7 @@ def perform(cluster: Cluster, script: Script, plan: Plan = lambda hand: None) ->
     with Havoc(cluster, plan, script.seed) as hand:
         played: list[Played] = cluster.run(play, script)
     driver = cluster.store()
-    final = {shape.name: np.array(driver.pull(shape.name)).reshape(-1) for shape in script.keys}
+    final = {shape.name: np.array(driver.pull(shape.name, **_place(shape, None))).reshape(-1) for shape in script.keys}
     shapes = {shape.name: shape for shape in script.keys}
     history = History(shapes, [one.log for one in played], final, snapshots(hand.saves, shapes))
     return Report(
@@ -111,9 +123,18 @@ def snapshots(saves: Iterable[Save], shapes: Mapping[str, KeyShape]) -> list[Pul
         for name in reader.keys.keys() & shapes.keys():
             moment = reader.keys[name].moment
             round = moment.round if isinstance(moment, AfterRound) else 0
-            value = reader.array(name).reshape(-1)
+            value = np.zeros(shapes[name].size, shapes[name].dtype)
+            for slot in range(len(reader.keys[name].slots)):
+                lay_out(shapes[name], value, slot, reader.slot(name, slot).arrays)
             found.append(Pulled(name, round, 0, value.size, value, save.began, save.ended))
     return found
+
+
+def _place(shape: KeyShape, where: Where | None) -> dict[str, Any]:
+    """What a call on this part of a key is given; None: on all of it."""
+    if shape.table is None:
+        return {"range": where}
+    return {"ids": np.array([shape.ids[row] for row in (range(shape.num_slots) if where is None else where)], np.int64)}
 
 
 def _end(event: Pushed | Pulled) -> float:
@@ -165,7 +186,7 @@ class _Player:
     def run(self) -> None:
         script, rng = self.script, self.rng
         for shape in script.keys:
-            self.store.create(shape.name, np.zeros(shape.size, np.int64), update="add", consistency=shape.consistency)
+            self._create(shape)
         self.store.barrier()
         order = [shape for shape in script.keys for _ in range(script.clock)]
         random.Random(script.seed).shuffle(order)
@@ -181,7 +202,7 @@ class _Player:
                 self.played.resends += resends
             if rng.random() < 0.5:
                 other = rng.choice(script.keys)
-                self._pull(other, made[other.name], self._range(other), wait=rng.random() < 0.5)
+                self._pull(other, made[other.name], self._where(other), wait=rng.random() < 0.5)
             self.settle()
         for shape in script.keys:
             self._pull(shape, made[shape.name], None, wait=True)
@@ -189,34 +210,82 @@ class _Player:
             task.wait()
         self.settle()
 
-    def _range(self, shape: KeyShape) -> tuple[int, int] | None:
-        if self.rng.random() < 0.5:
+    def _create(self, shape: KeyShape) -> None:
+        kept, filters = shape.consistency, list(shape.filters)
+        if shape.table is None:
+            first = np.zeros(shape.size, shape.dtype)
+            self.store.create(shape.name, first, update="add", consistency=kept, filters=filters)
+        else:
+            dim, slots = shape.table.dim, shape.table.slots
+            self.store.create_table(
+                shape.name, dim=dim, slots=slots, update="add", consistency=kept, filters=filters
+            )
+
+    def _where(self, shape: KeyShape, *, is_push: bool = False) -> Where | None:
+        """A range, or rows, some of them twice. Every worker has rows that it does not push to, and nobody pushes to
+        the last one."""
+        if self.rng.random() < 0.5 and not (is_push and shape.table is not None):
             return None
-        lo, hi = sorted(self.rng.sample(range(shape.size + 1), 2))
-        return lo, hi
+        if shape.table is None:
+            lo, hi = sorted(self.rng.sample(range(shape.size + 1), 2))
+            return lo, hi
+        last = shape.num_slots - 1
+        mine = [row for row in range(last) if (row + self.store.rank) % 3] if is_push else list(range(last + 1))
+        return tuple(self.rng.choices(mine, k=self.rng.randint(0, 2 * last)) if self.rng.random() < 0.5 else mine)
 
     def _push(self, shape: KeyShape, clock: int) -> None:
         bit = self.store.rank * self.script.clock + clock - 1
-        where = self._range(shape)
-        lo, hi = where or (0, shape.size)
+        where = self._where(shape, is_push=True)
+        value, marks = self._value(shape, bit, where)
+        lo, hi = where if where is not None and shape.table is None else (0, shape.size)
         pushed = Pushed(shape.name, clock, bit, lo, hi, time.monotonic())
         self.played.log.events.append(pushed)
-        value = shape.mark(bit)[lo:hi]
-        if self.rng.random() < 0.6:
-            self.under_way.append((self.store.push(shape.name, value, range=where), pushed, None))
+        filtering: Any = self.store._entries[shape.name].key.filtering
+        before = kept_back(shape, filtering.sender.dump().residual) if filtering is not None else None
+        pulls = self.rng.random() >= 0.6
+        if not pulls:
+            task = self.store.push(shape.name, value, **_place(shape, where))
+        else:
+            task = self.store.pushpull(shape.name, value, wait=False, **_place(shape, where))
+        if before is not None:  # what it carries in the end
+            marks += before - kept_back(shape, filtering.sender.dump().residual)
+            pushed.lo, pushed.hi = 0, shape.size
+        if before is not None or shape.table is not None:
+            pushed.marks = marks_of(shape, marks)
+        if not pulls:
+            self.under_way.append((task, pushed, None))
             return
-        pulled = Pulled(shape.name, clock, lo, hi, value, pushed.invoked, 0.0)
-        self.played.log.events.append(pulled)
-        task = self.store.pushpull(shape.name, value, range=where, wait=False)
+        pulled = self._pulled(shape, clock, where, pushed.invoked)
         self.under_way.append((task, pushed, pulled))
         if self.rng.random() < 0.5:
             task.wait()
 
-    def _pull(self, shape: KeyShape, clock: int, where: tuple[int, int] | None, *, wait: bool) -> None:
-        lo, hi = where or (0, shape.size)
-        pulled = Pulled(shape.name, clock, lo, hi, np.empty(0, np.int64), time.monotonic(), 0.0)
+    def _value(self, shape: KeyShape, bit: int, where: Where | None) -> tuple[Array, Array]:
+        """What is pushed, and what it is of the whole key."""
+        whole, marks = shape.mark(bit), np.zeros(shape.size)
+        if shape.table is None:
+            lo, hi = where or (0, shape.size)
+            marks[lo:hi] = whole[lo:hi]
+            return whole[lo:hi], marks
+        asked = where or ()
+        value = np.zeros((len(asked), shape.slot_size), np.float32)
+        for position, row in enumerate(asked):
+            value[position, bit] = -2 if row in asked[position + 1 :] else 1 + 2 * asked[:position].count(row)
+            marks[row * shape.slot_size + bit] = 1
+        return value, marks
+
+    def _pulled(self, shape: KeyShape, clock: int, where: Where | None, invoked: float) -> Pulled:
+        """The log of a pull that begins."""
+        is_table = shape.table is not None
+        lo, hi = (0, 0) if is_table else where or (0, shape.size)
+        asked = (tuple(range(shape.num_slots)) if where is None else where) if is_table else None
+        pulled = Pulled(shape.name, clock, lo, hi, np.empty(0), invoked, 0.0, asked)
         self.played.log.events.append(pulled)
-        task: Any = self.store.pull(shape.name, range=where, wait=False)
+        return pulled
+
+    def _pull(self, shape: KeyShape, clock: int, where: Where | None, *, wait: bool) -> None:
+        pulled = self._pulled(shape, clock, where, time.monotonic())
+        task: Any = self.store.pull(shape.name, wait=False, **_place(shape, where))
         self.under_way.append((task, None, pulled))
         if wait:
             task.wait()

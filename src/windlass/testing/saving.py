@@ -6,22 +6,58 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Send
 from windlass.errors import WindlassError
+from windlass.server.deposits import by_rank
+from windlass.testing.calls import kept_back, lay_out
 from windlass.testing.history import Pulled
 from windlass.testing.program import Condition, Gone, Reader
-from windlass.types import Bytes, Role
+from windlass.types import Array, Bytes, Role
+from windlass.worker.filtering import state_of
 from windlass.worker.ops import KeyInfo, Request
 from windlass.worker.snapshot import Announcer, Melted, Snapshot
 from windlass.worker.state import WorkerState
 
+if TYPE_CHECKING:
+    from windlass.testing.world import World
+
 MAX_POLLS = 3
 MAX_ATTEMPTS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """What was saved of what workers had kept back of a key after a round (-1: at any moment), by rank."""
+
+    key: str
+    round: int
+    by_rank: dict[int, Array]
+
+
+def residual_problems(world: World) -> list[str]:
+    """Whether what was saved is what the workers had kept back then. Those who departed may be missing, and so may
+    those who came after that."""
+    saver = world.saver.program if world.saver is not None else None
+    wrong: list[str] = []
+    for saved in saver.residuals if isinstance(saver, Saver) else ():
+        for rank, kept in saved.by_rank.items():
+            books = [
+                (calls.book, calls.key.since)
+                for worker in world.workers.values() if worker.state.rank == rank
+                for calls in worker.program.keys if calls.shape.name == saved.key and calls.book is not None
+            ]  # fmt: skip
+            had = [book.kept if saved.round < 0 else book.kept[saved.round - since :][:1]
+                   for book, since in books if saved.round < 0 or saved.round >= since]  # fmt: skip
+            if not any(np.array_equal(kept, one) for some in had for one in some):
+                when = f"after round {saved.round}" if saved.round >= 0 else "at any moment"
+                wrong.append(f"saved residual: '{saved.key}', rank {rank}: not what it had kept back {when}")
+        world.net.shots.saved_residuals += len(saved.by_rank)
+    return wrong
 
 
 @dataclass(slots=True)
@@ -31,6 +67,7 @@ class Saver(Reader):
     state: WorkerState | None = None
     snapshots: list[Pulled] = field(default_factory=list)
     num_melted: int = 0
+    residuals: list[Residual] = field(default_factory=list)
 
     def run(self) -> Iterator[Condition]:
         try:
@@ -41,8 +78,9 @@ class Saver(Reader):
             invoked, announcer, num_saved = self.now(), Announcer(), 0
             for number in count(1):
                 try:
-                    taken = yield from self._take(Snapshot(number, announcer, MAX_POLLS), keys, invoked)
+                    taken, kept = yield from self._take(Snapshot(number, announcer, MAX_POLLS), keys, invoked)
                     self.snapshots += taken
+                    self.residuals += kept
                     num_saved += 1
                     invoked, announcer = self.now(), Announcer()
                 except Melted:
@@ -62,19 +100,28 @@ class Saver(Reader):
 
     def _take(self, snapshot: Snapshot, keys: list[KeyInfo], invoked: float) -> Any:
         rounds = yield from self._drive(snapshot.freeze([key for key in keys if key.is_sequential]))
-        taken = []
+        taken: list[Pulled] = []
+        kept: list[Residual] = []
         for key, shape in zip(keys, self.plan.keys, strict=True):
             if key.is_sequential and key not in rounds:
                 continue  # it has no first value
-            value = np.zeros(shape.size, np.int64)
+            value = np.zeros(shape.size, shape.dtype)
             for shard, pieces in key.whole.items():
                 if not key.is_sequential:
                     yield from self._drive(snapshot.freeze_shard(key, shard))
                 read = yield from self._drive(snapshot.read(key, [slot for slot, _, _ in pieces]))
-                for (slot, _, size), saved in zip(pieces, read, strict=True):
-                    value[slot * shape.slot_size : slot * shape.slot_size + size] = saved.arrays["value"]
+                for (slot, _, _), saved in zip(pieces, read, strict=True):
+                    lay_out(shape, value, slot, saved.arrays)
             taken.append(Pulled(shape.name, rounds.get(key, 0), 0, shape.size, value, invoked, self.now()))
-        return taken
+            if any(one.keeps_loss for one in shape.filters):
+                [saved] = yield from self._drive(snapshot.read(key, [key.num_slots]))
+                saved.arrays.pop("", None)
+                by_seat = by_rank(saved.arrays, saved.meta)
+                width = None if shape.table is None else shape.slot_size
+                states = {rank: state_of(arrays, meta, width) for rank, (arrays, meta) in by_seat.items()}
+                found = {rank: kept_back(shape, state.residual) for rank, state in states.items()}
+                kept.append(Residual(shape.name, rounds.get(key, -1), found))
+        return taken, kept
 
     def _drive(self, steps: Any) -> Any:
         """As `worker.checkpoint.Saver.drive`."""

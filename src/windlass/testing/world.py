@@ -13,17 +13,19 @@ from windlass.manager.records import AnyRecord, Image, Term
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
-from windlass.testing.aims import AFTER, BEFORE, WHATS, draw_aims, shoot
+from windlass.testing.aims import AFTER, BEFORE, draw_aims, shoot
 from windlass.testing.faults import draw_faults, next_fault
 from windlass.testing.history import History, KeyShape, Pulled, WorkerLog
 from windlass.testing.leases import LeaseProgram
+from windlass.testing.limits import Limits
 from windlass.testing.network import Box, Network, PoisonedHeap
 from windlass.testing.program import Condition, Plan, Program, Reader
 from windlass.testing.rest import at_rest, final_values
 from windlass.testing.saving import Saver
+from windlass.testing.shapes import ID_LIST_BYTES, dressed, leasable
 from windlass.testing.story import event_text
 from windlass.testing.walls import Wall, heal, let_pass, outlast
-from windlass.types import MANAGER, Bounded, Consistency, Eventual, Incarnation, Role, Sequential
+from windlass.types import MANAGER, Incarnation, KeyId, Role
 from windlass.worker.ops import Op, Request
 from windlass.worker.state import ASK_AGAIN_SECONDS, GIVE_UP_SECONDS, REDIAL_SECONDS, Call, Submit, WorkerState
 
@@ -33,65 +35,6 @@ SAVER = Incarnation(98)
 MAX_STEPS = 20_000
 MAX_PAUSES = 60
 LEASE_SECONDS = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the seeds may draw. The defaults draw everything; a test that looks for one thing narrows them."""
-
-    servers: tuple[int, int] = (1, 3)
-    workers: tuple[int, int] = (2, 4)
-    keys: tuple[int, int] = (1, 2)
-    clock: tuple[int, int] = (2, 4)
-    consistencies: tuple[Consistency, ...] = (Sequential(), Bounded(1), Bounded(2), Eventual())
-    breaks: int = 4
-    drops: int = 1
-    """Frames that are lost, each with all that comes after it on its link."""
-    copies: int = 2
-    """Messages that come twice."""
-    slows: int = 2
-    """Links or nodes that are slow for a while."""
-    partitions: int = 1
-    """How often some nodes cannot reach others for a while."""
-    cuts: int = 1
-    """How often two servers cannot reach each other, though the manager reaches both."""
-    departures: int = 1
-    zombies: int = 1
-    joins: int = 1
-    readers: int = 0
-    """1: in every second run a driver reads the newest round now and then."""
-    savers: int = 0
-    """1: in every second run a driver saves all keys now and then."""
-    replicas: tuple[int, int] = (0, 2)
-    crashes: int = 1
-    """Servers that die. None that is the last of a chain."""
-    deposed: int = 1
-    """Servers that the manager takes for dead while they live."""
-    additions: int = 1
-    """Servers that come, while the others are at work."""
-    drains: int = 1
-    """Servers that are asked to leave."""
-    restarts: int = 1
-    """How often the manager dies, and another starts from what it has written down."""
-    leases: float = 0.0
-    """How often the workers do leased work, in place of pushes of their own."""
-    aims: int = 1
-    """How many things happen just before or after a node handles a certain kind of message."""
-    hurry: tuple[float, ...] = (0.002, 0.01, 0.03)
-    """How likely it is, at each step, that the next thing goes wrong; one of these in each run."""
-    kinds: tuple[str, ...] = ()
-    """The kinds of message that are aimed at, or come twice; none: any."""
-    whats: tuple[str, ...] = WHATS
-    """What happens then."""
-    large: float = 0.05
-    """How often slots are so large that replies go from where they lie, under a pin, instead of by copy."""
-
-
-CALM = Limits(
-    breaks=0, drops=0, copies=0, slows=0, partitions=0, cuts=0, departures=0, zombies=0, joins=0, crashes=0, deposed=0,
-    additions=0, drains=0, restarts=0, aims=0,
-)  # fmt: skip
-"""Nothing goes wrong, and nobody comes or goes. A test that looks for one thing adds it."""
 
 
 @dataclass(slots=True)
@@ -139,6 +82,12 @@ class World:
         self.large = rng.random() < limits.large
         self.net = Network(rng, is_shared=rng.random() < 0.5)
         self.plan = self._draw_plan()
+        if limits.filters:
+            self.plan.id_list_bytes = rng.choice(ID_LIST_BYTES)
+        if limits.tables:
+            self.plan.at_once_bytes = rng.choice((0, 1 << 20))
+        self._has_tables = any(shape.table is not None for shape in self.plan.keys)
+        self._heads: dict[tuple[KeyId, int], Incarnation] = {}  # of the shards of tables
         num_workers = self.plan.num_seats - limits.joins - limits.aims
         num_servers = rng.randint(*limits.servers)
         replicas = min(rng.randint(*limits.replicas), num_servers - 1)
@@ -153,6 +102,7 @@ class World:
         self.manager_seconds = 0.0  # its own clock, which runs while it waits for those who cannot come
         self.servers: dict[Incarnation, ServerState] = {}
         self.heaps: dict[Incarnation, PoisonedHeap] = {}
+        self._skews: dict[Incarnation, float] = {}  # how far each server's clock is ahead, in seconds
         self.workers: dict[Incarnation, WorkerNode] = {}
         self.sent: set[tuple[Any, ...]] = set()
         self.deposed: set[Incarnation] = set()
@@ -184,7 +134,7 @@ class World:
         for number in range(rng.randint(*limits.keys)):
             slot_size = 2100 if self.large else num_seats * clock
             shape = KeyShape(f"k{number}", rng.choice(limits.consistencies), slot_size, rng.randint(1, 4))
-            keys.append(shape)
+            keys.append(dressed(shape, rng, limits) if limits.tables or limits.filters else shape)
         if limits.leases and rng.random() < limits.leases:
             return self._lease_plan(keys, num_seats)
         order = [number for number in range(len(keys)) for _ in range(clock)]
@@ -198,14 +148,18 @@ class World:
             name="work", size=rng.randint(1, 20), batch_size=batch_size, epochs=rng.randint(1, 2),
             step_batches=rng.choice((0, 0, 2, 4)),
         )  # fmt: skip
-        shapes = [replace(shape, slot_size=max(1, leased.epoch_batches * leased.epochs)) for shape in keys]
+        shapes = [leasable(replace(shape, slot_size=max(1, leased.epoch_batches * leased.epochs))) for shape in keys]
         return Plan(shapes, [], 0, num_seats, ranges=0.0, waits=rng.choice((0.2, 0.6, 1.0)), leased=leased)
 
     def add_server(self) -> None:
         me = Incarnation(len(self.servers) + 1)
         self.heaps[me] = PoisonedHeap()
+        self._skews[me] = self.rng.uniform(0, 1000) if self.limits.ageing else 0.0
         join = m.Join(role=Role.SERVER, pid=int(me), addresses=(str(me),), rank=int(me) - 1)
-        config = ServerConfig(join=join, manager=(), lease_seconds=LEASE_SECONDS, at_once_bytes=0)
+        config = ServerConfig(
+            join=join, manager=(), lease_seconds=LEASE_SECONDS, at_once_bytes=self.plan.at_once_bytes,
+            id_list_bytes=self.plan.id_list_bytes,
+        )  # fmt: skip
         self.servers[me] = self._server_kind(me, self.heaps[me], config)
         self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
 
@@ -462,9 +416,14 @@ class World:
         shots.messages += 1
         if self.tells:
             self._tell_of(box, event)
+        kind = type(event.message)
+        if kind is m.NeedIds:
+            shots.need_ids += 1
+        elif kind is m.ShowSlot and self._has_tables:
+            shots.taught_tables += 1
         server = self.servers.get(node)
         if server is not None:
-            self._perform(node, server.handle(event, self.seconds))
+            self._perform(node, server.handle(event, self.seconds + self._skews[node]))
         elif node == MANAGER:
             self._to_manager(event)
         else:
@@ -479,6 +438,21 @@ class World:
         self.net.shots.detours += type(event) is Received and type(event.message) is m.PassOn
         if was_recovering and not self.manager.is_recovering:
             self._count_out()
+        if self._has_tables:
+            self._count_heads()
+
+    def _count_heads(self) -> None:
+        """Note whether a shard of a table has got another head, and why."""
+        shots, gone = self.net.shots, self.net.dead | self.deposed
+        for key in self.manager._keys.values():
+            if key.spec.table is None:
+                continue
+            for number, chain in enumerate(key.charted.chains):
+                before = self._heads.get((key.id, number))
+                if chain and before != chain[0]:
+                    self._heads[key.id, number] = chain[0]
+                    shots.failed_tables += before is not None and before in gone
+                    shots.moved_tables += before is not None and before not in gone
 
     def _deliver(self, box: Box, event: Any) -> None:
         """Let anything but a message arrive."""
@@ -500,7 +474,7 @@ class World:
                 self.manager_seconds += self.rng.choice((0.1, 1.0, 6.0))
                 self._perform(node, self.office.scheduler.handle(event, self.manager_seconds))
         elif node in self.servers:
-            self._perform(node, self.servers[node].handle(event, self.seconds))
+            self._perform(node, self.servers[node].handle(event, self.seconds + self._skews[node]))
         else:
             worker = self.workers[node]
             if isinstance(event, _Step):
@@ -585,6 +559,8 @@ class World:
             snapshots = self.saver.program.snapshots
             self.net.shots.snapshots += len(snapshots)
             self.net.shots.melted += self.saver.program.num_melted
+        books = [calls.book for worker in self.workers.values() for calls in worker.program.keys]
+        self.net.shots.kept_back += sum(book.num_kept_back for book in books if book is not None)
         judged = self.plan.keys if self.plan.leased is None else []
         return History({shape.name: shape for shape in judged}, logs, final_values(self), snapshots)
 

@@ -22,6 +22,10 @@ class FilteredKeys(ABC):
     def _send(self, op: Op, shard: int) -> list[Effect | Call]:
         """The messages of this operation for one shard."""
 
+    @abstractmethod
+    def _renumber(self, op: Op) -> None:
+        """What it was asked under before is not heard any more."""
+
     def _on_residual(
         self, key_id: KeyId, message: m.Deposit | m.Residual, data: tuple[Bytes, ...]
     ) -> list[Effect | Call]:
@@ -57,7 +61,7 @@ class FilteredKeys(ABC):
         if pull is not None and pull.key.filtering is not None and need.shard in pull.unread:
             pull.known.discard(need.shard)
             pull.key.filtering.miss(need.digest, peer)
-            return self._send(pull, need.shard)
+            return [*self._send(pull, need.shard), *self._ask_after(pull, need.shard)]
         effects: list[Effect | Call] = []
         for op in list(self._pushing.get(need.key, {}).values()):
             waits = need.shard in op.unacked and op.clock >= need.clock and op.key.head(need.shard) == peer
@@ -68,4 +72,18 @@ class FilteredKeys(ABC):
                 if need.part < len(parts):
                     parts[need.part] = op.key.filtering.in_full(parts[need.part], need.digest, peer)
             effects += self._send(op, need.shard)
+        return effects
+
+    def _ask_after(self, pull: Op, shard: int) -> list[Effect | Call]:
+        """Ask anew what was asked after this pull: the answers that are on their way are of an earlier moment than its
+        own will be, and calls take effect in the order issued."""
+        later = [
+            op for op in self.ops.values()
+            if op.key is pull.key and op.push is None and op.number > pull.number and shard in op.unread
+        ]  # fmt: skip
+        effects: list[Effect | Call] = []
+        for op in later:
+            self._renumber(op)
+            for other in op.unread:
+                effects += self._send(op, other)
         return effects

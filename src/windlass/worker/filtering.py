@@ -181,7 +181,7 @@ class KeyFilter:
                 return
             arrays = join_arrays(self._coming[number] for number in sorted(self._coming))
             self._coming.clear()
-            self.sender.restore(_state_of(arrays, residual.meta, self.sender.chain.target.width))
+            self.sender.restore(state_of(arrays, residual.meta, self.sender.chain.target.width))
 
     # --- in -----------------------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ def _deposited(asked: m.Deposit, state: SenderState | None) -> list[tuple[m.Depo
     return list(zip(messages, blocks, strict=True))
 
 
-def _state_of(arrays: dict[str, Array], meta: dict[str, Any], width: int | None) -> SenderState:
+def state_of(arrays: dict[str, Array], meta: dict[str, Any], width: int | None) -> SenderState:
     """The other way round."""
     residual = []
     for number, lo in enumerate(meta["los"]):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import msgspec
+from msgspec import structs
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
@@ -126,7 +126,7 @@ class WorkerState(FilteredKeys):
 
     def arrive(self) -> Send:
         """This worker is late no longer, which the manager has to know."""
-        self._join = msgspec.structs.replace(self._join, is_late=False)
+        self._join = structs.replace(self._join, is_late=False)
         return Send(MANAGER, self._join)
 
     @property
@@ -203,9 +203,7 @@ class WorkerState(FilteredKeys):
 
     def _start(self, op: Op) -> list[Effect | Call]:
         key = op.key
-        op.number = self._next
-        self._next += 1
-        self.ops[op.number] = op
+        self._renumber(op)
         effects: list[Effect | Call] = []
         if op.push is not None:
             key.clock += 1
@@ -240,10 +238,7 @@ class WorkerState(FilteredKeys):
     def _read(self, op: Op) -> list[Effect | Call]:
         """Ask the keeper for all of it, under a new number: what earlier asking may still bring is of another round."""
         assert op.pull is not None
-        self.ops.pop(op.number, None)
-        op.number = self._next
-        self._next += 1
-        self.ops[op.number] = op
+        self._renumber(op)
         op.asked_at = self._now
         op.unread = {shard: set(pieces) for shard, pieces in op.pull.items() if pieces}
         wanted = tuple(piece for pieces in op.pull.values() for piece in pieces)
@@ -251,6 +246,13 @@ class WorkerState(FilteredKeys):
         ids = () if op.ids is None else tuple(one.array.tobytes() for shard in op.pull for one in op.ids[shard])
         read = m.Read(pull=op.number, key=op.key.id, reader=self.me, pieces=wanted, ids=ids)
         return [] if keeper is None else [Send(keeper, read)]
+
+    def _renumber(self, op: Op) -> None:
+        """What it was asked under before is not heard any more."""
+        self.ops.pop(op.number, None)
+        op.number = self._next
+        self._next += 1
+        self.ops[op.number] = op
 
     def _ask(self, request: Request) -> list[Effect | Call]:
         if self.failure is not None:
@@ -306,7 +308,7 @@ class WorkerState(FilteredKeys):
         effects: list[Effect | Call] = []
         is_late = op is not None and not op.reads_newest and unread is not None and op.key.head(shard) != peer
         # A head that is one no longer may answer with less than its successor has: that one was asked, too.
-        if op is None or unread is None or is_late or not unread.issuperset(pulled.pieces):  # or answered before
+        if op is None or unread is None or is_late or unread.isdisjoint(pulled.pieces):  # or answered before
             if event.is_shared and pulled.pins:
                 effects.append(Send(peer, m.Release(pins=pulled.pins)))
             return [*effects, Recycle(event.data)]
@@ -323,6 +325,8 @@ class WorkerState(FilteredKeys):
             if [part.nbytes for part in data[: len(expected)]] != expected:
                 wrong = f"{self.name(peer)} answered '{op.key.spec.name}' with the wrong length"
                 return self._complete(op, PeerError(wrong))
+        if not unread.issuperset(pulled.pieces):  # asked again, it came in one message with what had come before
+            pulled, data = _only(pulled, data, unread)
         op.asked_at = self._now
         unread.difference_update(pulled.pieces)
         if not unread:
@@ -573,6 +577,13 @@ class WorkerState(FilteredKeys):
             return "the manager"
         node = self.nodes.get(who) or self.departed.get(who)
         return node.name if node else f"incarnation {who}"
+
+
+def _only(pulled: m.Pulled, data: tuple[Bytes, ...], unread: set[m.Piece]) -> tuple[m.Pulled, tuple[Bytes, ...]]:
+    """Those pieces of an answer that have not come before."""
+    left = [place for place, piece in enumerate(pulled.pieces) if piece in unread]
+    pieces = tuple(pulled.pieces[place] for place in left)
+    return structs.replace(pulled, pieces=pieces), tuple(data[place] for place in left if place < len(data))
 
 
 def _answer(request: Request, error: WindlassError) -> Call:
