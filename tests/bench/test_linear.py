@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import numpy as np
-
 from bench.linear import Size, make, near
+
 from windlass.apps.logistic import Fitted, Pass
 
 
