@@ -140,6 +140,23 @@ def test_a_worker_without_examples_takes_part(cluster, least):
     assert cluster.run(work)[0].model.objective == pytest.approx(least[True], rel=1e-4)
 
 
+@pytest.mark.parametrize("algorithm", [1, 3])
+def test_one_process_is_enough(least, algorithm):
+    with wl.Store() as store:
+        fitted = logistic.fit(store, ROWS, logistic.Plan(l1=L1, algorithm=algorithm))
+        assert store.keys() == []
+    assert fitted.model.objective == pytest.approx(least[True], rel=1e-4)
+
+
+def test_without_a_penalty_no_weight_is_0(cluster):
+    def work(store):
+        mine = ROWS.part(store.rank, store.num_workers)
+        return logistic.fit(store, mine, logistic.Plan(l1=0.0, max_passes=30))
+
+    fitted = cluster.run(work)[0]
+    assert fitted.model.ids.size == np.unique(ROWS.ids).size
+
+
 @pytest.mark.parametrize(
     ("rows", "plan", "text"),
     [

@@ -42,6 +42,8 @@ RELIST = 0.7
 """A shorter list of ids is made, and sent in full once, when less than this much of the last one is awake."""
 
 CAUTION = 0.25
+"""How much features of one block that come in the same example count as pulling in one direction. So much more for
+every block that is under way; doubled, up to 1, when the objective has risen."""
 
 
 @dataclass(slots=True)

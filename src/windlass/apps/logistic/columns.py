@@ -121,7 +121,8 @@ class Columns:
 
     def survey_bias(self) -> Floats:
         """The same for a weight that every row has, with the value 1."""
-        return self._states[:, : self._kernels.LOAD].sum(axis=0, dtype=np.float64).astype(np.float32)
+        sums = self._states[:, : self._kernels.LOAD].sum(axis=0, dtype=np.float64)
+        return np.asarray(sums, np.float32)
 
     def move(self, chosen: Array, steps: Array) -> None:
         """The chosen columns' weights have changed by these."""
