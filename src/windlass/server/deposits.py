@@ -22,6 +22,7 @@ class _Asked:
     parts: dict[Incarnation, dict[int, tuple[str, Array]]] = field(default_factory=dict)
     given: dict[Incarnation, tuple[int, Arrays, dict[str, Any]]] = field(default_factory=dict)
     is_missed: bool = False
+    is_read: bool = False  # by its saver, part by part: nothing more is taken
 
 
 class Deposits(Generic[Which]):
@@ -36,7 +37,7 @@ class Deposits(Generic[Which]):
 
     def missing(self, which: Which, crew: Iterable[Incarnation]) -> list[Incarnation]:
         asked = self._asked.get(which)
-        return [] if asked is None else [who for who in crew if who not in asked.given]
+        return [] if asked is None or asked.is_read else [who for who in crew if who not in asked.given]
 
     def frost(self, which: Which, crew: Iterable[Incarnation]) -> m.Frost:
         """Whether all is here."""
@@ -51,7 +52,7 @@ class Deposits(Generic[Which]):
 
     def take(self, which: Which, who: Incarnation, rank: int, given: m.Deposited, data: tuple[Bytes, ...]) -> None:
         asked = self._asked.get(which)
-        if asked is None or who in asked.given:
+        if asked is None or asked.is_read or who in asked.given:
             return
         if given.is_missed:
             asked.is_missed = True
@@ -64,8 +65,11 @@ class Deposits(Generic[Which]):
             asked.given[who] = (rank, join_arrays(parts[number] for number in sorted(parts)), given.meta)
 
     def content(self, which: Which) -> tuple[Arrays, dict[str, Any]]:
-        """All of it: arrays by rank and name, and of each rank what else it needs."""
+        """All of it: arrays by rank and name, and of each rank what else it needs. The same whenever it is asked again:
+        who joins meanwhile comes too late."""
         asked = self._asked.get(which)
+        if asked is not None:
+            asked.is_read = True
         given = [] if asked is None else sorted(asked.given.values(), key=lambda each: each[0])
         arrays = {f"{rank}.{name}": array for rank, each, _ in given for name, array in each.items()}
         return arrays, {str(rank): meta for rank, _, meta in given}

@@ -56,7 +56,7 @@ from windlass.server.units import (
     unit_bytes,
 )
 from windlass.store.parts import cut_arrays, join_arrays
-from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, KeySpec
+from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, KeySpec, Sequential
 
 MAX_REFUSED = 64
 
@@ -332,12 +332,17 @@ class Shard(Crew, Freezes, Lessons, Refuses):
     def _push_filtered(
         self, peer: Incarnation, push: m.Push, data: tuple[Bytes, ...], decoder: Decoder
     ) -> list[Effect]:
-        """Read what filters made of it. What cannot be read is not admitted."""
+        """Read what filters made of it. What cannot be read is refused like an update that fails: it changes nothing
+        here, and its worker's next push is the next."""
+        told: list[Effect] = [Recycle(data)]
+        found: list[StagedPiece] | NeedIds
         try:
             found = decoder.decode(push, data)
         except PeerError as error:
-            return [Recycle(data), Log("error", f"a push of {self.members.name(peer)} is refused: {error}"),
-                    Send(peer, self._ack(push.clock, str(error)))]  # fmt: skip
+            who = ROUND if isinstance(self.spec.consistency, Sequential) else peer
+            self._errors.setdefault((who, push.clock), f"a push of {self.members.name(peer)} is refused: {error}")
+            told.append(Log("error", self._errors[who, push.clock]))
+            found = []
         if isinstance(found, NeedIds):
             asked = m.NeedIds(key=self.id, shard=self.number, clock=push.clock, part=push.part, digest=found.digest)
             return [Recycle(data), Send(peer, asked)]
@@ -346,7 +351,7 @@ class Shard(Crew, Freezes, Lessons, Refuses):
         known = self.traffic or [0] * len(push.traffic)
         self.traffic = [one + more for one, more in zip(known, push.traffic, strict=False)]
         self.residuals[peer] = push.residual
-        return [Recycle(data), *self.accept(peer, push, found)]
+        return [*told, *self.accept(peer, push, found)]
 
     @abstractmethod
     def admit(self, peer: Incarnation, push: m.Push) -> Admission:

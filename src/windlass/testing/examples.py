@@ -66,6 +66,21 @@ class Turned(Filter):
         return self
 
 
+@dataclass(frozen=True)
+class Unlucky(Filter):
+    """Its other end cannot read 13."""
+
+    is_lossy: ClassVar[bool] = False
+
+    def encode(self, parcel: Parcel) -> Parcel:
+        return parcel.pass_on(parcel.values.copy())
+
+    def decode(self, parcel: Parcel) -> Parcel:
+        if (parcel.values == 13).any():
+            raise ArithmeticError("13 brings bad luck")
+        return parcel.give_back(parcel.values)
+
+
 def _turned(values: Array) -> Array:
     words: Array = np.ascontiguousarray(values).view(f"u{values.itemsize}")
     turned: Array = words ^ words.dtype.type(0x2B)
