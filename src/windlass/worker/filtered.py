@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import numpy as np
+
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
-from windlass.types import Bytes, Incarnation, KeyId
+from windlass.types import Block, Bytes, Incarnation, KeyId
 from windlass.worker.ops import Call, KeyInfo, Op
 
 
@@ -27,7 +29,7 @@ class FilteredKeys(ABC):
         """What it was asked under before is not heard any more."""
 
     def _on_residual(
-        self, key_id: KeyId, message: m.Deposit | m.Residual, data: tuple[Bytes, ...]
+        self, peer: Incarnation, key_id: KeyId, message: m.Deposit | m.Residual, data: tuple[Bytes, ...]
     ) -> list[Effect | Call]:
         """Somebody saves what filters have kept back here, or has loaded it."""
         keys = [key for key in self._keys.get(key_id, ()) if key.filtering is not None]
@@ -38,6 +40,10 @@ class FilteredKeys(ABC):
                 key.filtering.take_back(message, data)  # type: ignore[union-attr]
             return []
         effects: list[Effect | Call] = []
+        if not keys and key_id not in self._early:  # who does not use the key has kept nothing back
+            meta = {"sent": 0, "los": []}
+            nothing = m.Deposited(key=key_id, saver=message.saver, snapshot=message.snapshot, dtype="uint8", meta=meta)
+            effects.append(Send(peer, nothing, (Block(np.empty(0, np.uint8)),)))
         for key in keys:
             key.filtering.ask(message)  # type: ignore[union-attr]
             effects += self._deposit(key)

@@ -292,7 +292,7 @@ class WorkerState(FilteredKeys):
                 is_kept = event.is_shared and bool(pins)  # until now: whoever asked has copied it
                 return [*answered, Send(event.peer, m.Release(pins=pins))] if is_kept else answered
             case m.Deposit(key=key) | m.Residual(key=key):
-                return [*self._on_residual(key, message, event.data), Recycle(event.data)]
+                return [*self._on_residual(event.peer, key, message, event.data), Recycle(event.data)]
             case m.Beat():
                 return []
             case m.Abort(reason=reason) if event.peer == MANAGER:
