@@ -55,6 +55,12 @@ class FilteredKeys(ABC):
             if key.filtering is not None:
                 key.filtering.take_back(residual, data)
 
+    def _relink(self, peer: Incarnation) -> None:
+        """The link to this peer is new."""
+        for key in [key for keys in self._keys.values() for key in keys]:
+            if key.filtering is not None and key.head(0) == peer:
+                key.filtering.relink()
+
     def _deposit(self, key: KeyInfo) -> list[Effect | Call]:
         head = key.head(0)
         if key.filtering is None or head is None:

@@ -41,6 +41,7 @@ class KeyFilter:
         self._since, self._num_encoded = key.since, 0  # pushes that were encoded, since we began at that clock
         self._asked: list[m.Deposit] = []
         self._due: list[tuple[m.Deposit, SenderState | None]] = []
+        self._given: dict[Incarnation, int] = {}  # the last snapshot of each saver that it was given for, on this link
         self._coming: dict[int, tuple[str, Array]] = {}  # parts of a residual out of a checkpoint
 
     # --- out ----------------------------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class KeyFilter:
 
     def ask(self, deposit: m.Deposit) -> None:
         with self._lock:
-            if deposit in self._asked:
+            if deposit in self._asked or self._given.get(deposit.saver) == deposit.snapshot:
                 return
             if deposit.clock > self._clock:
                 self._asked.append(deposit)
@@ -171,7 +172,13 @@ class KeyFilter:
     def deposits(self) -> list[tuple[m.Deposited, tuple[Block, ...]]]:
         with self._lock:
             due, self._due = self._due, []
+            self._given |= {asked.saver: asked.snapshot for asked, _ in due}
         return [message for asked, state in due for message in _deposited(asked, state)]
+
+    def relink(self) -> None:
+        """The link to whoever asks is new: what was given on the old one may not have come."""
+        with self._lock:
+            self._given.clear()
 
     def take_back(self, residual: m.Residual, data: tuple[Bytes, ...]) -> None:
         with self._lock:

@@ -48,6 +48,9 @@ class Filtering(Protocol):
     def ask(self, deposit: m.Deposit) -> None:
         """What is kept back is to be given, when it is so far."""
 
+    def relink(self) -> None:
+        """The link to the head of the first shard is new."""
+
     def deposits(self) -> list[tuple[m.Deposited, tuple[Block, ...]]]:
         """What is due to be given, once."""
 

@@ -511,6 +511,7 @@ class WorkerState(FilteredKeys):
 
     def _on_link_up(self, peer: Incarnation) -> list[Effect | Call]:
         self._linked.add(peer)
+        self._relink(peer)
         self._redial.pop(peer, None)
         self._down_since.pop(peer, None)
         # Everything that the old link brought has been dealt with by now: the link was dialled after its end.
