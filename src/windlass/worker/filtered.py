@@ -45,7 +45,7 @@ class FilteredKeys(ABC):
             nothing = m.Deposited(key=key_id, saver=message.saver, snapshot=message.snapshot, dtype="uint8", meta=meta)
             effects.append(Send(peer, nothing, (Block(np.empty(0, np.uint8)),)))
         for key in keys:
-            key.filtering.ask(message)  # type: ignore[union-attr]
+            key.filtering.ask(peer, message)  # type: ignore[union-attr]
             effects += self._deposit(key)
         return effects
 
@@ -58,14 +58,13 @@ class FilteredKeys(ABC):
     def _relink(self, peer: Incarnation) -> None:
         """The link to this peer is new."""
         for key in [key for keys in self._keys.values() for key in keys]:
-            if key.filtering is not None and key.head(0) == peer:
-                key.filtering.relink()
+            if key.filtering is not None:
+                key.filtering.relink(peer)
 
     def _deposit(self, key: KeyInfo) -> list[Effect | Call]:
-        head = key.head(0)
-        if key.filtering is None or head is None:
+        if key.filtering is None:
             return []
-        return [Send(head, message, blocks) for message, blocks in key.filtering.deposits()]
+        return [Send(peer, message, blocks) for peer, message, blocks in key.filtering.deposits()]
 
     def _on_need_ids(self, peer: Incarnation, need: m.NeedIds) -> list[Effect | Call]:
         """A list of ids is not there: that push again, with it, and those after it, which were not admitted either."""

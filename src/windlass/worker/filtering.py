@@ -39,9 +39,9 @@ class KeyFilter:
         self._lock = threading.Lock()
         self._norm, self._norm_at = 0.0, -NORM_SECONDS
         self._since, self._num_encoded = key.since, 0  # pushes that were encoded, since we began at that clock
-        self._asked: list[m.Deposit] = []
-        self._due: list[tuple[m.Deposit, SenderState | None]] = []
-        self._given: dict[Incarnation, int] = {}  # the last snapshot of each saver that it was given for, on this link
+        self._asked: list[tuple[Incarnation, m.Deposit]] = []  # and by whom
+        self._due: list[tuple[Incarnation, m.Deposit, SenderState | None]] = []
+        self._given: dict[Incarnation, tuple[Incarnation, int]] = {}  # for each saver: to whom, for which snapshot
         self._coming: dict[int, tuple[str, Array]] = {}  # parts of a residual out of a checkpoint
 
     # --- out ----------------------------------------------------------------------------------------------------------
@@ -155,30 +155,31 @@ class KeyFilter:
         """A push is encoded: what was to be given after it is due."""
         clock = self._clock + 1
         self._num_encoded += 1
-        for asked in [asked for asked in self._asked if asked.clock <= clock]:
-            self._asked.remove(asked)
-            self._due.append((asked, self.sender.dump() if asked.clock == clock else None))
+        for peer, asked in [(peer, asked) for peer, asked in self._asked if asked.clock <= clock]:
+            self._asked.remove((peer, asked))
+            self._due.append((peer, asked, self.sender.dump() if asked.clock == clock else None))
 
-    def ask(self, deposit: m.Deposit) -> None:
+    def ask(self, peer: Incarnation, deposit: m.Deposit) -> None:
         with self._lock:
-            if deposit in self._asked or self._given.get(deposit.saver) == deposit.snapshot:
-                return
+            is_given = self._given.get(deposit.saver) == (peer, deposit.snapshot)
+            if is_given or (peer, deposit) in self._asked:
+                return  # it is asked again and again, until it has come
             if deposit.clock > self._clock:
-                self._asked.append(deposit)
+                self._asked.append((peer, deposit))
             else:
                 is_now = deposit.clock in (-1, self._clock)
-                self._due.append((deposit, self.sender.dump() if is_now else None))
+                self._due.append((peer, deposit, self.sender.dump() if is_now else None))
 
-    def deposits(self) -> list[tuple[m.Deposited, tuple[Block, ...]]]:
+    def deposits(self) -> list[tuple[Incarnation, m.Deposited, tuple[Block, ...]]]:
         with self._lock:
             due, self._due = self._due, []
-            self._given |= {asked.saver: asked.snapshot for asked, _ in due}
-        return [message for asked, state in due for message in _deposited(asked, state)]
+            self._given |= {asked.saver: (peer, asked.snapshot) for peer, asked, _ in due}
+        return [(peer, *message) for peer, asked, state in due for message in _deposited(asked, state)]
 
-    def relink(self) -> None:
-        """The link to whoever asks is new: what was given on the old one may not have come."""
+    def relink(self, peer: Incarnation) -> None:
+        """The link to this peer is new: what was given on the old one may not have come."""
         with self._lock:
-            self._given.clear()
+            self._given = {saver: given for saver, given in self._given.items() if given[0] != peer}
 
     def take_back(self, residual: m.Residual, data: tuple[Bytes, ...]) -> None:
         with self._lock:

@@ -45,14 +45,14 @@ class Filtering(Protocol):
     def forget_peers(self) -> None:
         """The generation has changed."""
 
-    def ask(self, deposit: m.Deposit) -> None:
-        """What is kept back is to be given, when it is so far."""
+    def ask(self, peer: Incarnation, deposit: m.Deposit) -> None:
+        """What is kept back is to be given to this peer, when it is so far."""
 
-    def relink(self) -> None:
-        """The link to the head of the first shard is new."""
+    def relink(self, peer: Incarnation) -> None:
+        """The link to this peer is new."""
 
-    def deposits(self) -> list[tuple[m.Deposited, tuple[Block, ...]]]:
-        """What is due to be given, once."""
+    def deposits(self) -> list[tuple[Incarnation, m.Deposited, tuple[Block, ...]]]:
+        """What is due to be given, once; and to whom."""
 
     def take_back(self, residual: m.Residual, data: tuple[Bytes, ...]) -> None:
         """What was kept back when a checkpoint was saved."""
