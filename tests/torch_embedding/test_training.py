@@ -127,6 +127,7 @@ def count_pushes(store, steps, depth):
         if store.rank:
             time.sleep(0.01)  # the other one is always as far ahead as it may be
         rows[store.rank].sum().backward()
+    module.wait()
     store.barrier()
     return seen, module(ids).detach().flatten().tolist()
 
@@ -159,6 +160,7 @@ def lease(store):
     module = wl.torch.Embedding(store.create_table("leased", dim=1, update="add", consistency=wl.Bounded(2)))
     for batch in store.batches(40, batch_size=4, epochs=2):
         module(torch.from_numpy(batch.indices)).sum().backward()
+    module.wait()
     store.barrier()
     return module(torch.arange(40)).detach().flatten().tolist()
 

@@ -21,6 +21,7 @@ from windlass.store.optimizers import Adagrad
 from windlass.torch.embedding import Embedding, Remote, lookup
 from windlass.torch.optimizer import Optimizer
 from windlass.torch.prefetch import prefetch
+from windlass.torch.row_gradients import RowGradients
 from windlass.types import Bounded, Eventual
 from windlass.worker.store import Store
 
@@ -154,6 +155,7 @@ def train(store: Store, plan: Plan) -> Outcome:
         store.barrier()
         watch.begin()
         fit(model, optimizer, batches, watch.step)
+        RowGradients.of(store).wait()
         store.barrier()  # every push is in what is tested now
         watch.end()
         scores.append(score(model, test, plan.batch_size))

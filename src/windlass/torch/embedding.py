@@ -65,6 +65,11 @@ class Remote(nn.Module):
         outside pushes their sum. `wl.torch.Optimizer.no_sync()` does the same, and for its parameters."""
         return RowGradients.of(self.store).hold()
 
+    def wait(self) -> None:
+        """Return when every gradient that was pushed from here, to all tables of this store, is applied. Before a
+        `store.barrier()`, after which others are to see them. Blocks."""
+        RowGradients.of(self.store).wait()
+
     def combine(self, asked: TableRows, indices: torch.Tensor, given: tuple[Any, ...]) -> torch.Tensor:
         """What forward gives for an input whose rows are these."""
         raise NotImplementedError

@@ -16,6 +16,7 @@ import torch
 
 from windlass.errors import UsageError
 from windlass.worker.store import Store
+from windlass.worker.task import Task
 
 _ATTRIBUTE = "_windlass_row_gradients"
 Hyper = Mapping[str, float] | None
@@ -40,6 +41,7 @@ class RowGradients:
         self._held: list[RowGradient] = []
         self._quiet = 0
         self._pushes: dict[str, int] = {}
+        self._last: dict[str, Task] = {}  # the last push to each table
 
     @staticmethod
     def of(store: Store) -> RowGradients:
@@ -79,6 +81,12 @@ class RowGradients:
             held, self._held = self._held, []
             self._push(held)
 
+    def wait(self) -> None:
+        """Return when all that was pushed is applied; raises what went wrong. Blocks."""
+        for task in set(self._last.values()):
+            task.wait()
+        self._last.clear()
+
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Inside it nothing leaves; the end of the next backward outside pushes the sum. What is held when an exception
@@ -106,7 +114,7 @@ class RowGradients:
                 raise UsageError(f"'{name}' is pushed to with different hyper, {told}: give all its modules the same")
             kinds.setdefault(tuple(sorted(hyper.items())) if hyper else None, []).append(name)
         for kind, names in kinds.items():
-            self._store.push(
+            task = self._store.push(
                 {name: _joined([each.rows for each in by_table[name]]) for name in names},
                 ids={name: _joined([each.ids for each in by_table[name]]) for name in names},
                 hyper=dict(kind) if kind else None,
@@ -114,6 +122,7 @@ class RowGradients:
             )
             for name in names:
                 self._pushes[name] = self._pushes.get(name, 0) + 1
+                self._last[name] = task
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
