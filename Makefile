@@ -40,7 +40,7 @@ demo: $(VENV)/.demo
 # loaded, every cluster that the same process starts loads it too, which takes 1.5 s. What compares speeds runs alone.
 JOBS ?= 2
 ALONE := tests/examples/test_stragglers.py
-TORCH := apps behaviour checkpoint cli/test_demo.py collectives store test_arrays.py torch_devices torch_training
+TORCH := apps behaviour checkpoint cli/test_demo.py collectives store test_arrays.py torch_devices torch_embedding torch_training
 TORCH := $(addprefix tests/,$(TORCH))
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
