@@ -12,7 +12,7 @@ from windlass.filters.id_cache import IdCache
 from windlass.filters.int8 import Int8
 from windlass.filters.kkt import KKT
 from windlass.filters.one_bit import OneBit
-from windlass.filters.parcel import Target
+from windlass.filters.parcel import Form, Target
 from windlass.filters.random_k import RandomK
 from windlass.filters.random_skip import RandomSkip
 from windlass.filters.small_gradient import SmallGradient
@@ -47,7 +47,14 @@ def chain_of(spec: KeySpec, local: Mapping[str, object]) -> Chain:
     """The filters of a key. UsageError if they do not fit it, or one another."""
     width = None if spec.table is None else spec.table.dim
     target = Target(spec.name, dtype=spec.dtype, width=width, reduce=spec.reduce.path, size=spec.size)
-    return Chain(resolve_filters(spec.filters, local), target)
+    chain = Chain(resolve_filters(spec.filters, local), target)
+    late = [each for each in chain.filters if each.is_lossy and (each.keeps_loss or each.gives is Form.NUMBERS)]
+    if late and spec.update.path == "assign":
+        raise UsageError(
+            f"'{spec.name}': {late[0]} sends later what it does not send now, which needs an update that adds up: "
+            "update='add', wl.SGD(...) or another updater; got 'assign'"
+        )
+    return chain
 
 
 def _rule(given: str | Filter, local: dict[str, object] | None) -> Rule:

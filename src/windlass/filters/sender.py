@@ -82,6 +82,11 @@ class Sender:
             self._sizes[place + 1 :] += payload.ids.nbytes
         return full
 
+    def check_finite(self, values: Array) -> None:
+        """UsageError if a push of these values would be one for that reason. Changes nothing."""
+        flat = np.ascontiguousarray(values).reshape(-1)
+        _check_finite(_as_numbers(flat, self.chain.target.dtype), self.chain.target.name)
+
     def name_ids(self, ids: Array, *, peer: int = 0) -> NamedIds:
         """How a pull names its ids, so that the push that follows it need not send them: `IdLists.resolve` reads it.
         In full where the chain has no IdCache."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
+from windlass.errors import UsageError, WindlassError
 from windlass.types import Block, Bytes, Incarnation, KeyId
 from windlass.worker.ops import Call, KeyInfo, Op
 
@@ -98,3 +99,19 @@ class FilteredKeys(ABC):
             for other in op.unread:
                 effects += self._send(op, other)
         return effects
+
+
+def encoded(op: Op) -> WindlassError | None:
+    """Have the filters take a push that starts; what went wrong, if something did."""
+    assert op.encode is not None
+    try:
+        op.push = op.encode()
+    except WindlassError as error:
+        return error
+    except Exception as error:  # a user's filter
+        text = f"push('{op.key.spec.name}'): its filters failed: {type(error).__name__}: {error}; nothing was pushed"
+        failed = UsageError(text)
+        failed.__cause__ = error
+        return failed
+    op.encode = None
+    return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +27,30 @@ NORM_SECONDS = 0.5
 """How often the norm of a large residual is computed, which the servers are told."""
 
 SMALL_BYTES = 1 << 18
+MESSAGE_BYTES = 32 << 20
+"""How many bytes of rows one message carries, before they are filtered."""
+
+
+@dataclass(slots=True)
+class Encoding:
+    """A push on its way to its filters; `owned` gets the blocks to free when it is done."""
+
+    encode: Callable[[Array], tuple[dict[int, list[Part]], list[Block]]]
+    values: Array
+    owned: list[Block]
+
+    def __call__(self) -> dict[int, list[Part]]:
+        parts, owned = self.encode(self.values)
+        self.owned += owned
+        return parts
+
+    def own(self) -> None:
+        self.values = self.values.copy()
+
+
+def unfiltered(pieces: Pieces) -> dict[int, list[Part]]:
+    """What a push is of, before it has become anything."""
+    return {shard: [Part(wanted, ())] for shard, wanted in pieces.items()}
 
 
 class KeyFilter:
@@ -45,6 +70,10 @@ class KeyFilter:
         self._coming: dict[int, tuple[str, Array]] = {}  # parts of a residual out of a checkpoint
 
     # --- out ----------------------------------------------------------------------------------------------------------
+
+    def check(self, values: Array) -> None:
+        if self.sender.chain.keeps_loss:
+            self.sender.check_finite(values)
 
     def dense(self, flat: Array, lo: int, pieces: Pieces) -> tuple[dict[int, list[Part]], list[Block]]:
         """A push of the elements from `lo` on: a payload for each piece, and the blocks to free when it is done."""
@@ -72,12 +101,28 @@ class KeyFilter:
                 if not wanted:
                     parts[shard] = [Part((), ())]
                     continue
-                slots = self._key.spec.shard_slots(shard, len(self._key.chains))
-                lo, hi = way.bounds[slots.start], way.bounds[slots.stop]
-                part = self._sealed(shard, wanted, owned, values=merged[lo:hi], ids=way.ids[lo:hi])
-                parts[shard] = [part]
+                parts[shard] = [self._row_part(shard, some, way, merged, owned) for some in self._messages(wanted)]
             self._count()
         return parts, owned
+
+    def _messages(self, pieces: tuple[m.Piece, ...]) -> list[tuple[m.Piece, ...]]:
+        """Pieces that go together: as many as fit into a message."""
+        found: list[list[m.Piece]] = [[]]
+        size = 0
+        for piece in pieces:
+            nbytes = (piece[2] - piece[1]) * (8 + self._key.itemsize)
+            if found[-1] and size + nbytes > MESSAGE_BYTES:
+                found.append([])
+                size = 0
+            found[-1].append(piece)
+            size += nbytes
+        return [tuple(some) for some in found]
+
+    def _row_part(
+        self, shard: int, pieces: tuple[m.Piece, ...], way: Route, merged: Array, owned: list[Block]
+    ) -> Part:
+        lo, hi = way.bounds[pieces[0][0]] + pieces[0][1], way.bounds[pieces[-1][0]] + pieces[-1][2]
+        return self._sealed(shard, pieces, owned, values=merged[lo:hi], ids=way.ids[lo:hi])
 
     def _sealed(self, shard: int, pieces: tuple[m.Piece, ...], owned: list[Block], **given: Any) -> Part:
         before = self.sender.sizes
@@ -183,6 +228,8 @@ class KeyFilter:
 
     def take_back(self, residual: m.Residual, data: tuple[Bytes, ...]) -> None:
         with self._lock:
+            if residual.part == 0:
+                self._coming.clear()  # of one that was broken off
             for part in data:
                 self._coming[residual.part] = (residual.name, part.copy().view(residual.dtype))
             if len(self._coming) < residual.parts:

@@ -36,6 +36,17 @@ Filtered = tuple[dict[int, list[Part]], list[Block]]
 """The parts of every shard, and the blocks to free when they are done with."""
 
 
+class Encoding(Protocol):
+    """A push on its way to its filters. They take it when it starts: so residuals follow the order of clocks, and what
+    is refused before that has cost nothing."""
+
+    def __call__(self) -> dict[int, list[Part]]:
+        """What every shard gets. From now on it counts as sent."""
+
+    def own(self) -> None:
+        """The caller has its memory back: copy what is still needed of it."""
+
+
 class Filtering(Protocol):
     """The filters of one key, in this worker."""
 
@@ -56,6 +67,9 @@ class Filtering(Protocol):
 
     def take_back(self, residual: m.Residual, data: tuple[Bytes, ...]) -> None:
         """What was kept back when a checkpoint was saved."""
+
+    def check(self, values: Array) -> None:
+        """UsageError for what the filters will not take."""
 
     def dense(self, flat: Array, lo: int, pieces: dict[int, tuple[m.Piece, ...]]) -> Filtered: ...
 
@@ -142,6 +156,7 @@ class Op:
     hyper: dict[str, float] | None = None
     after: tuple[Any, ...] = ()  # what must be done first: anything with `is_done` and `error`
     completes: Lease | None = None
+    encode: Encoding | None = None  # what `push` is to become when it starts
     ids: dict[int, tuple[Block, ...]] | None = None  # of a table: those of every piece that is pulled
     digests: dict[int, str] = field(default_factory=dict)  # of a table: what its shards are to call their ids
     known: set[int] = field(default_factory=set)  # shards that are believed to have them
@@ -219,6 +234,8 @@ class Op:
         what comes late does not go there."""
         if self.abandon is not None:
             self.abandon()
+        if self.encode is not None:
+            self.encode.own()
         if self.push is not None:
             self.push = {
                 shard: [part._replace(blocks=tuple(_own(block) for block in part.blocks)) for part in parts]

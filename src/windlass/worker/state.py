@@ -19,7 +19,7 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
 from windlass.errors import ClusterError, LostRange, PeerError, UsageError, WindlassError
 from windlass.types import MANAGER, Bytes, Chain, Generation, Incarnation, KeyId, Node, Role
-from windlass.worker.filtered import FilteredKeys
+from windlass.worker.filtered import FilteredKeys, encoded
 from windlass.worker.ops import Call as Call
 from windlass.worker.ops import KeyInfo, Op, Request
 
@@ -203,6 +203,8 @@ class WorkerState(FilteredKeys):
 
     def _start(self, op: Op) -> list[Effect | Call]:
         key = op.key
+        if op.encode is not None and (failed := encoded(op)) is not None:
+            return [_finish(op, failed)]
         self._renumber(op)
         effects: list[Effect | Call] = []
         if op.push is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -37,6 +38,7 @@ from windlass.worker.batches import Batch, Batches, Leased, lease_of
 from windlass.worker.client import Client
 from windlass.worker.declaring import RESERVED
 from windlass.worker.entry import Entry
+from windlass.worker.filtering import Encoding, unfiltered
 from windlass.worker.landing import Landing
 from windlass.worker.ops import Op
 from windlass.worker.options import StoreOptions
@@ -237,14 +239,18 @@ class Store(Tables):
         recorder = self._client.recorder
         began = recorder.now() if recorder is not None else 0
         filtering = entry.key.filtering
+        owned: list[Block] = []
         if filtering is not None:
-            parts, owned = filtering.dense(flat, lo, pieces)
+            filtering.check(flat)
+            parts = unfiltered(pieces)
         else:
             parts, owned = entry.parts(flat, lo, pieces, may_borrow=may_borrow)
         if recorder is not None and owned:
             recorder.note(Category.COPY, f"copy {entry.key.spec.name}", began, {"bytes": flat.nbytes})
         done = task.finish if landing is None else landing.finish
         op = Op(entry.key, parts, None, None, self._freeing(owned, done, entry, task), owner=task)
+        if filtering is not None:
+            op.encode = Encoding(partial(filtering.dense, lo=lo, pieces=pieces), flat, owned)
         if landing is not None:
             op.pull, op.deliver, op.abandon = pieces, landing.deliver, landing.abandon
         if hyper:
@@ -287,13 +293,18 @@ class Store(Tables):
         way = entry.route(flat)
         pieces = entry.pieces(way)
         filtering = entry.key.filtering
+        owned: list[Block] = []
         if filtering is not None:
-            parts, owned = filtering.rows(way, pieces, entry.merged(way, rows))
+            merged = entry.merged(way, rows)
+            filtering.check(merged)
+            parts = unfiltered(pieces)
         else:
             blocks, owned = entry.packed(way, pieces, rows)
             parts = entry.grouped(pieces, blocks)
         done = task.finish if landing is None else landing.finish
         op = Op(entry.key, parts, None, None, self._freeing(owned, done, entry, task), owner=task)
+        if filtering is not None:
+            op.encode = Encoding(partial(filtering.rows, way, pieces), merged, owned)
         if landing is not None:
             op.pull, op.deliver, op.abandon = pieces, landing.deliver, landing.abandon
             op.ids = ids_of(blocks, pieces)
