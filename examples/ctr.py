@@ -49,6 +49,8 @@ def main() -> None:
         results = [run(options, console, kind) for kind in kinds(options)]
     except (wl.WindlassError, OSError) as error:
         sys.exit(f"ctr.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     for result in results:
         show(console, result)
     if options.compare:

@@ -59,6 +59,8 @@ def main() -> None:
             kept = [count(stores, parts, plan), distinct(stores, parts, plan), paths(run, plan)]
     except wl.UsageError as error:
         sys.exit(f"sketch.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
     if not all(kept):
         sys.exit("sketch.py: a bound does not hold")
 

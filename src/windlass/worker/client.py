@@ -459,5 +459,6 @@ class Answer:
         return state.name(head) if head is not None else "anyone: the shard is lost"
 
     def finish(self, message: Any, data: tuple[Bytes, ...], error: WindlassError | None) -> None:
-        self.message, self.error, self.is_done = message, error, True
+        self.message, self.error = message, error
         self.data = tuple(self._copy(part) for part in data)
+        self.is_done = True  # last: another thread may be looking

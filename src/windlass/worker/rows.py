@@ -64,7 +64,9 @@ class TableEntry(Entry):
         found, flat = look(value, f"push('{self.name}')")
         expected = (*like.shape, self.dim)
         if found.dtype != self.dtype and not (found.dtype == "uint16" and self.dtype == "bfloat16"):
-            raise UsageError(f"push('{self.name}'): expected rows of {self.dtype}, got {found.dtype}")
+            is_easy = found.kind == "numpy" and self.dtype != "bfloat16"
+            hint = f"; rows.astype(np.{self.dtype}) makes some" if is_easy else ""
+            raise UsageError(f"push('{self.name}'): expected rows of {self.dtype}, got {found.dtype}{hint}")
         if found.shape != expected:
             raise UsageError(
                 f"push('{self.name}'): expected shape {expected}, a row of {self.dim} for each id, got {found.shape}"

@@ -47,8 +47,8 @@ class Table:
         """As `store.push(name, grads, ids=ids)`."""
         return self.store.push(self.name, grads, ids=ids, **options)
 
-    def pull(self, *, ids: Any, **options: Any) -> Any:
-        """As `store.pull(name, ids=ids)`."""
+    def pull(self, *, ids: Any = None, **options: Any) -> Any:
+        """As `store.pull(name, ids=ids)`, or with `range=`."""
         return self.store.pull(self.name, ids=ids, **options)
 
     def pages(self, rows: int = PAGE_ROWS) -> Iterator[tuple[Array, Array]]:

@@ -67,10 +67,9 @@ class Task:
 
     def finish(self, error: WindlassError | None) -> None:
         """One part is done. Called by the store only."""
-        self._left -= 1
         if error is not None:
             self.error = self.error or error
-            self._left = 0
+        self._left = 0 if error is not None else self._left - 1  # last: another thread may be looking
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "done" if self.is_done else "under way"

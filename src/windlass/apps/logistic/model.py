@@ -96,4 +96,5 @@ def load(path: str | PathLike[str]) -> Model:
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"'{path}' is no model: {error}") from error
+        text = f"'{path}' is no model that `windlass logistic --save` wrote; the model comes first, then the data"
+        raise UsageError(text) from error
