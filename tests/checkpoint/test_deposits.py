@@ -15,7 +15,7 @@ def _given(number: float) -> tuple[m.Deposited, tuple[np.ndarray, ...]]:
     values = np.full(2, number, np.float32)
     given = m.Deposited(
         key=KeyId(1), saver=SAVER, snapshot=1, name="0.values", dtype="float32", meta={"sent": 1, "los": [0]}, part=0,
-        parts=1,
+        parts=1, attempt=1,
     )  # fmt: skip
     return given, (values.view(np.uint8),)
 

@@ -43,7 +43,6 @@ def test_a_message_without_data() -> None:
         (Release(pins=(1, 2)), "92 a7 52 65 6c 65 61 73 65 92 01 02"),
         (
             Pull(pull=5, key=KEY, shard=0, clock=3, pieces=((0, 0, 16),)),
-            "97 a4 50 75 6c 6c 05 07 00 03 91 93 00 00 10 a0",
             "98 a4 50 75 6c 6c 05 07 00 03 91 93 00 00 10 a0 00",
         ),
     ],

@@ -94,12 +94,13 @@ class Restore(Message, frozen=True):
 
 class Deposit(Message, frozen=True):
     """Head of a key's first shard to worker: what have your filters kept back, after push `clock` of the key (-1: as it
-    is now)? It is for this snapshot of `saver`. Answered with Deposited, when it is so far."""
+    is now)? It is for this snapshot of `saver`. Answered with Deposited, when it is so far, once for each `attempt`."""
 
     key: KeyId
     saver: Incarnation
     snapshot: int
     clock: int
+    attempt: int = 0
 
 
 class Deposited(Message, frozen=True):
@@ -115,6 +116,7 @@ class Deposited(Message, frozen=True):
     meta: dict[str, Any] = {}
     part: int = 0
     parts: int = 1
+    attempt: int = 0
 
 
 class Residual(Message, frozen=True):

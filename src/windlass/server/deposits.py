@@ -19,6 +19,7 @@ Arrays = dict[str, Array]
 @dataclass(slots=True)
 class _Asked:
     clock: int
+    attempt: int = 0
     parts: dict[Incarnation, dict[int, tuple[str, Array]]] = field(default_factory=dict)
     given: dict[Incarnation, tuple[int, Arrays, dict[str, Any]]] = field(default_factory=dict)
     is_missed: bool = False
@@ -30,10 +31,13 @@ class Deposits(Generic[Which]):
 
     def __init__(self) -> None:
         self._asked: dict[Which, _Asked] = {}
+        self._attempts = 0
 
     def ask(self, which: Which, clock: int) -> None:
         """Every worker is to give what it has kept back after push `clock`; -1: now."""
-        self._asked.setdefault(which, _Asked(clock))
+        if which not in self._asked:
+            self._attempts += 1
+            self._asked[which] = _Asked(clock, self._attempts)
 
     def missing(self, which: Which, crew: Iterable[Incarnation]) -> list[Incarnation]:
         asked = self._asked.get(which)
@@ -46,13 +50,14 @@ class Deposits(Generic[Which]):
             return m.Frost.MISSED
         return m.Frost.AHEAD if self.missing(which, crew) else m.Frost.FROZEN
 
-    def clock(self, which: Which) -> int:
+    def order(self, which: Which) -> tuple[int, int]:
+        """After which push it is to be given, and the number of the attempt: what belongs to an earlier one is void."""
         asked = self._asked.get(which)
-        return -1 if asked is None else asked.clock
+        return (-1, 0) if asked is None else (asked.clock, asked.attempt)
 
     def take(self, which: Which, who: Incarnation, rank: int, given: m.Deposited, data: tuple[Bytes, ...]) -> None:
         asked = self._asked.get(which)
-        if asked is None or asked.is_read or who in asked.given:
+        if asked is None or asked.is_read or who in asked.given or given.attempt != asked.attempt:
             return
         if given.is_missed:
             asked.is_missed = True

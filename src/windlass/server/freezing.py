@@ -184,7 +184,8 @@ class Freezes(Answers):
     def _ask_for_deposits(self, which: Which) -> list[Effect]:
         """Ask those who have not given what they have kept back; again, because the word may have been lost."""
         deposits = self.freezer.deposits
-        ask = m.Deposit(key=self.id, saver=which.saver, snapshot=which.snapshot, clock=deposits.clock(which))
+        clock, attempt = deposits.order(which)
+        ask = m.Deposit(key=self.id, saver=which.saver, snapshot=which.snapshot, clock=clock, attempt=attempt)
         return [Send(who, ask) for who in deposits.missing(which, self.crew)]
 
     def deposit(self, peer: Incarnation, given: m.Deposited, data: tuple[Bytes, ...]) -> None:

@@ -43,7 +43,8 @@ class FilteredKeys(ABC):
         effects: list[Effect | Call] = []
         if not keys and key_id not in self._early:  # who does not use the key has kept nothing back
             meta = {"sent": 0, "los": []}
-            nothing = m.Deposited(key=key_id, saver=message.saver, snapshot=message.snapshot, dtype="uint8", meta=meta)
+            which = {"key": key_id, "saver": message.saver, "snapshot": message.snapshot, "attempt": message.attempt}
+            nothing = m.Deposited(**which, dtype="uint8", meta=meta)  # type: ignore[arg-type]
             effects.append(Send(peer, nothing, (Block(np.empty(0, np.uint8)),)))
         for key in keys:
             key.filtering.ask(peer, message)  # type: ignore[union-attr]

@@ -66,7 +66,7 @@ class KeyFilter:
         self._since, self._num_encoded = key.since, 0  # pushes that were encoded, since we began at that clock
         self._asked: list[tuple[Incarnation, m.Deposit]] = []  # and by whom
         self._due: list[tuple[Incarnation, m.Deposit, SenderState | None]] = []
-        self._given: dict[Incarnation, tuple[Incarnation, int]] = {}  # for each saver: to whom, for which snapshot
+        self._given: dict[Incarnation, tuple[Incarnation, int]] = {}  # for each saver: to whom, for which attempt
         self._coming: dict[int, tuple[str, Array]] = {}  # parts of a residual out of a checkpoint
 
     # --- out ----------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class KeyFilter:
 
     def ask(self, peer: Incarnation, deposit: m.Deposit) -> None:
         with self._lock:
-            is_given = self._given.get(deposit.saver) == (peer, deposit.snapshot)
+            is_given = self._given.get(deposit.saver) == (peer, deposit.attempt)
             if is_given or (peer, deposit) in self._asked:
                 return  # it is asked again and again, until it has come
             if deposit.clock > self._clock:
@@ -218,7 +218,7 @@ class KeyFilter:
     def deposits(self) -> list[tuple[Incarnation, m.Deposited, tuple[Block, ...]]]:
         with self._lock:
             due, self._due = self._due, []
-            self._given |= {asked.saver: (peer, asked.snapshot) for peer, asked, _ in due}
+            self._given |= {asked.saver: (peer, asked.attempt) for peer, asked, _ in due}
         return [(peer, *message) for peer, asked, state in due for message in _deposited(asked, state)]
 
     def relink(self, peer: Incarnation) -> None:
@@ -301,7 +301,7 @@ class KeyFilter:
 
 def _deposited(asked: m.Deposit, state: SenderState | None) -> list[tuple[m.Deposited, tuple[Block, ...]]]:
     """What is sent of a residual; of None, that its moment has gone by."""
-    which = {"key": asked.key, "saver": asked.saver, "snapshot": asked.snapshot}
+    which = {"key": asked.key, "saver": asked.saver, "snapshot": asked.snapshot, "attempt": asked.attempt}
     if state is None:
         return [(m.Deposited(**which, is_missed=True), ())]  # type: ignore[arg-type]
     arrays: dict[str, Array] = {}
