@@ -78,24 +78,32 @@ class ServerState:
     def handle(self, event: Event, now: float) -> list[Effect]:
         self._now = self._clock.now = now
         effects = self._handle(event)
-        me = self.me
+        me, linked = self.me, self._linked
         for effect in effects:
-            if type(effect) is Send and effect.peer == me:
+            if type(effect) is Send and (effect.peer == me or (effect.pins and effect.peer not in linked)):
                 effects = self._deliver_own(effects)
                 break
         return go_around(effects, self._pulse.detours) if self._pulse.detours else effects
 
     def _deliver_own(self, effects: list[Effect]) -> list[Effect]:
-        """What one shard says to another on the same server does not travel."""
+        """What one shard says to another on the same server does not travel. Nor does what is pinned for a server to
+        which there is no link that we have heard of: it could get there on a new one, whose Hold lets go of all that
+        was pinned before. It is sent again when we hear of that."""
         out: list[Effect] = []
         waiting = deque(effects)
         while waiting:
             effect = waiting.popleft()
             if isinstance(effect, Send) and effect.peer == self.me:
                 waiting.extend(self._handle(Received(self.me, effect.message)))
+            elif isinstance(effect, Send) and effect.pins and self._is_parted(effect.peer):
+                for pin in effect.pins:
+                    self.pins.release(pin)
             else:
                 out.append(effect)
         return out
+
+    def _is_parted(self, peer: Incarnation) -> bool:
+        return peer not in self._linked and peer in self.nodes and self.nodes[peer].role is Role.SERVER
 
     def _handle(self, event: Event) -> list[Effect]:
         if isinstance(event, Received):
