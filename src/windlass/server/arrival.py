@@ -11,7 +11,7 @@ from windlass.consistency.rounds import StagedPiece
 from windlass.server.content import Content
 from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
-from windlass.server.units import Apply, End, HeldSlot, count_given
+from windlass.server.units import Apply, End, HeldSlot, count_given, count_staged
 from windlass.types import Bounded, Incarnation
 
 
@@ -56,7 +56,7 @@ class ArrivalShard(Shard):
             part=push.part,
             parts=push.parts,
             hyper=push.hyper,
-            elements=(count_given(push),),
+            elements=(count_staged(staged) if self.decoder is None else count_given(push),),
             now=self.time.now(),
         )
         is_whole = self._count(entry)
@@ -86,7 +86,7 @@ class ArrivalShard(Shard):
             who=peer,
             clock=push.clock,
             hyper=push.hyper,
-            elements=(given,),  # work that was done before is accounted for, too
+            elements=(count_staged(pieces) if self.decoder is None else given,),  # work that was done before is accounted for, too
             leases=(lease,) if is_free and lease is not None else (),
             now=self.time.now(),
         )

@@ -13,7 +13,7 @@ from windlass.consistency.verdict import who_lacks
 from windlass.server.content import Content
 from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
-from windlass.server.units import ROUND, Apply, End, Freezing, HeldSlot, Order, count_given
+from windlass.server.units import ROUND, Apply, End, Freezing, HeldSlot, Order, count_given, count_staged
 from windlass.types import Generation, Incarnation, Lease
 
 
@@ -197,7 +197,7 @@ class SequentialShard(Shard):
         elements = dict.fromkeys(ranked, 0)
         if push not in self._errors:
             for who, one in made.items():  # work that was done before is accounted for, too
-                elements[who] = one.elements
+                elements[who] = count_staged(one.pieces) if self.decoder is None else one.elements
             for one in counted.values():
                 for piece in one.pieces:
                     by_slot[piece[0]].append(piece)

@@ -191,6 +191,11 @@ def unit_bytes(unit: Unit) -> int:
     return sum([piece[3].nbytes for piece in unit.pieces]) if isinstance(unit, Apply) else 1 << 62
 
 
+def count_staged(pieces: list[StagedPiece]) -> int:
+    """How many elements are there to be applied."""
+    return sum([hi - lo for _, lo, hi, _ in pieces])
+
+
 def count_given(push: m.Push) -> int:
     """How many elements a push was made of, filters or no filters."""
     return sum([hi - lo for _, lo, hi in push.pieces])
