@@ -81,12 +81,14 @@ class ArrivalShard(Shard):
         is_free = lease is None or self.batches.is_free(lease.workload, lease.numbers)
         if is_free and lease is not None:
             self.batches.take(lease.workload, lease.numbers)
+        # Work that was done before is accounted for, too.
+        given = count_staged(pieces) if self.decoder is None else given
         entry = m.LogEntry(
             kind=m.Kind.PUSH,
             who=peer,
             clock=push.clock,
             hyper=push.hyper,
-            elements=(count_staged(pieces) if self.decoder is None else given,),  # work that was done before is accounted for, too
+            elements=(given,),
             leases=(lease,) if is_free and lease is not None else (),
             now=self.time.now(),
         )
