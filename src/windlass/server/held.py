@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from windlass.server.pins import Pins
 from windlass.server.rows import TableContent
 from windlass.server.sequential import SequentialShard
 from windlass.server.shard import Shard
-from windlass.types import MANAGER, Bytes, Incarnation, KeyId, KeySpec
+from windlass.types import MANAGER, Bytes, Incarnation, KeyId, KeySpec, Node, Role
 
 AnyShard = SequentialShard | ArrivalShard
 
@@ -108,6 +108,18 @@ class HeldKey:
             for number, shard in self.shards.items()
         }
         return {"id": next((shard.id for shard in self.shards.values()), 0), "counts": shards}
+
+
+def is_parted(nodes: Mapping[Incarnation, Node], linked: Collection[Incarnation], peer: Incarnation) -> bool:
+    """Whether this is a server of the generation to which there is no link that we have heard of."""
+    return peer not in linked and peer in nodes and nodes[peer].role is Role.SERVER
+
+
+def refused(push: m.Push, problem: str) -> m.Ack | m.Pulled:
+    """What the sender of a push that cannot be taken is told."""
+    if push.pull:
+        return m.Pulled(pull=push.pull, key=push.key, clock=push.clock, version=0, pieces=push.pieces, error=problem)
+    return m.Ack(key=push.key, shard=push.shard, clock=push.clock, error=problem)
 
 
 def learns_from(shard: Shard | None, teacher: Incarnation) -> bool:

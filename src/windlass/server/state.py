@@ -31,9 +31,10 @@ from windlass._wire.effects import (
 )
 from windlass.errors import UsageError
 from windlass.filters import IdLists
+from windlass.server import held
 from windlass.server.arrival import ArrivalShard
 from windlass.server.freezing import Freezer
-from windlass.server.held import AnyShard, HeldKey, inspect, learns_from, misasked, mispushed, misread, refusal, tallied
+from windlass.server.held import AnyShard, HeldKey
 from windlass.server.host import Host, Members, Routes
 from windlass.server.host import ServerConfig as ServerConfig
 from windlass.server.log import Standing, Teaching
@@ -78,9 +79,8 @@ class ServerState:
     def handle(self, event: Event, now: float) -> list[Effect]:
         self._now = self._clock.now = now
         effects = self._handle(event)
-        me, linked = self.me, self._linked
         for effect in effects:
-            if type(effect) is Send and (effect.peer == me or (effect.pins and effect.peer not in linked)):
+            if type(effect) is Send and (effect.peer == self.me or (effect.pins and effect.peer not in self._linked)):
                 effects = self._deliver_own(effects)
                 break
         return go_around(effects, self._pulse.detours) if self._pulse.detours else effects
@@ -95,15 +95,12 @@ class ServerState:
             effect = waiting.popleft()
             if isinstance(effect, Send) and effect.peer == self.me:
                 waiting.extend(self._handle(Received(self.me, effect.message)))
-            elif isinstance(effect, Send) and effect.pins and self._is_parted(effect.peer):
+            elif isinstance(effect, Send) and effect.pins and held.is_parted(self.nodes, self._linked, effect.peer):
                 for pin in effect.pins:
                     self.pins.release(pin)
             else:
                 out.append(effect)
         return out
-
-    def _is_parted(self, peer: Incarnation) -> bool:
-        return peer not in self._linked and peer in self.nodes and self.nodes[peer].role is Role.SERVER
 
     def _handle(self, event: Event) -> list[Effect]:
         if isinstance(event, Received):
@@ -163,15 +160,10 @@ class ServerState:
         elif shard.is_whole(push, data):
             return self._told(shard, shard.push(peer, push, data))
         else:
-            problem = mispushed(shard, push, data)
+            problem = held.mispushed(shard, push, data)
             if not problem:
                 return self._told(shard, shard.push(peer, push, data))
-        answer: m.AnyMessage = m.Ack(key=push.key, shard=push.shard, clock=push.clock, error=problem)
-        if push.pull:
-            answer = m.Pulled(
-                pull=push.pull, key=push.key, clock=push.clock, version=0, pieces=push.pieces, error=problem
-            )
-        return [Recycle(data), Send(peer, answer)]
+        return [Recycle(data), Send(peer, held.refused(push, problem))]
 
     def _keep_for_head(self, event: Received, key: KeyId, number: int, shard: AnyShard | None) -> list[Effect]:
         """Something for a shard of which this server is not the head. If it holds the shard, its sender is ahead of us,
@@ -218,7 +210,7 @@ class ServerState:
                 self.pins.release_all(peer, but=pins, before=self._horizons.get(peer))
                 return []
             case m.Inspect():
-                detail = inspect(self, peer, message, self._pulse.explain(self.nodes, self._now))
+                detail = held.inspect(self, peer, message, self._pulse.explain(self.nodes, self._now))
                 return [Send(peer, m.Done(request=message.request, detail=detail))]
             case m.PassOn(peer=origin, message=told) if peer == MANAGER:
                 effects = self._handle(Received(origin, told))
@@ -263,7 +255,7 @@ class ServerState:
             if shard is None or not shard.speaks:
                 number = key.spec.shard_of(message.slot, len(key.routes.chains)) if is_of_slot else message.shard
                 return self._keep_for_head(event, message.key, number, shard)
-            problem = misasked(shard, message, data)
+            problem = held.misasked(shard, message, data)
         if shard is None or problem:
             if isinstance(message, m.Pull):
                 pulled = m.Pulled(
@@ -302,9 +294,9 @@ class ServerState:
         problem = "the key was deleted" if key is None else ""
         keeper = None if key is None else key.shards.get(0)
         if key is not None and isinstance(order, m.Read):
-            problem = misread(key, order)
+            problem = held.misread(key, order)
         if key is None or problem:
-            return [refusal(order, problem)]
+            return [held.refusal(order, problem)]
         if order.is_passed_on:
             if peer != key.routes.keeper:
                 return []  # an old keeper's; whoever asked will ask again
@@ -319,7 +311,7 @@ class ServerState:
 
     def _on_tally(self, tally: m.Tally) -> list[Effect]:
         effects: list[Effect] = []
-        for shard, told in tallied(tally, self.keys):
+        for shard, told in held.tallied(tally, self.keys):
             effects += [told] if shard is None else self._told(shard, [told])
         return effects
 
@@ -491,7 +483,7 @@ class ServerState:
             before = key.routes.chains[move.shard]
             key.routes.chains[move.shard] = move.chain
             shard = key.shards.get(move.shard)
-            if move.learner == self.me and not learns_from(shard, move.chain[-1]):
+            if move.learner == self.me and not held.learns_from(shard, move.chain[-1]):
                 effects += self._become_learner(move.key, key, move.shard, move.chain)
                 continue
             if shard is None:
