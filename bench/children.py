@@ -74,7 +74,14 @@ class Children:
         except (EOFError, OSError) as error:
             raise RuntimeError(f"a process of {self.name} died; its own words are above") from error
 
+    def send(self, number: signal.Signals) -> None:
+        """Send this signal to all processes, and to what they have started."""
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
     def close(self) -> None:
+        self.send(signal.SIGCONT)
         for connection in self.connections:
             connection.close()
         self._listener.close()

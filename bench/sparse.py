@@ -200,7 +200,7 @@ def notes(report: Report) -> list[str]:
             f"pushes the gradients of one batch and pulls the rows of the next: {RAW_IDS:,} zipf(1.05) ids each, of "
             f"which about {report.mean_ids:,.0f} are different; those travel and are counted, of all workers together. "
             "The time is the slowest worker's; the median over alternations, in each of which every contender was "
-            "measured once, in rotating order, the others asleep.",
+            "measured once, in rotating order, the others asleep or stopped.",
             f"Windlass: shared memory, `Bounded({sparse_ours.DELAY})`, learning rate {LR}; `store.push(key, grads, "
             "ids=ids)`, then `store.pull(key, ids=ids, out=rows)`.",
             *(f"{NAMES[peer]}: {SETTINGS[peer]}." for peer in report.peers),

@@ -1,4 +1,4 @@
-"""The peers of the sparse benchmark, as processes that stay alive, and asleep, while the others are measured."""
+"""The peers of the sparse benchmark, as processes that stay alive, but are stopped, while the others are measured."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.children import START_SECONDS, STOP_SECONDS, Children
@@ -61,6 +64,22 @@ class Peer:
         for rank in range(num_workers):
             self._children.start(program(rank), environment)
         self._children.gather(num_workers)
+        self._send(signal.SIGSTOP)
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        """While it is measured. Else all its processes are stopped: those of torch.rpc would spin and keep the cores
+        from whoever's turn it is."""
+        self._send(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._send(signal.SIGSTOP)
+
+    def _send(self, number: signal.Signals) -> None:
+        self._children.send(number)
+        if self._server is not None and self._server.poll() is None:
+            self._server.send_signal(number)
 
     def _start_redis(self, folder: Path) -> int:
         """On a port of its own that nobody has; answers when it does."""
@@ -80,15 +99,18 @@ class Peer:
                 time.sleep(0.05)
 
     def prepare(self, elements: int) -> None:
-        self._children.ask("check", 0)
+        with self._awake():
+            self._children.ask("check", 0)
 
     def seconds(self, iterations: int) -> float:
-        return max(self._children.ask("loop", iterations))
+        with self._awake():
+            return max(self._children.ask("loop", iterations))
 
     def drop(self) -> None:
         pass
 
     def close(self) -> None:
+        self._send(signal.SIGCONT)
         self._children.close()
         if self._server is not None:
             if self._server.stdin is not None:
