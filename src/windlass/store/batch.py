@@ -11,10 +11,12 @@ import numpy as np
 
 from windlass.errors import UsageError
 from windlass.store.reduce import Op, Reducer
-from windlass.types import STORAGE, Array, Bytes
+from windlass.types import STORAGE, Array
 
 ENCODINGS = {"float32": 0, "float16": 2, "bfloat16": 3}
 """What tables hold, and how the kernels call it."""
+
+_NO_ORDER = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -143,22 +145,33 @@ def expand_rows(route: Route, rows: Array) -> Array:
     from windlass.store import batch_kernels as kernels
 
     found = np.empty((route.inverse.size, rows.shape[1]), rows.dtype)
-    kernels.expand(address(rows), rows.shape[1] * rows.itemsize, route.inverse, found.reshape(-1).view(np.uint8))
+    kernels.expand(address(rows), rows.shape[1] * rows.itemsize, route.inverse, address(found))
     return found
 
 
-def gather_rows(rows: Array, order: Array, out: Bytes) -> None:
-    """In the worker: the rows of a batch that `order` names, into these bytes."""
+def pack_rows(route: Route, rows: Array, plan: Array) -> None:
+    """In the worker: write ids and rows of pieces, (from, up to, address), to where they go. `rows` are those of the
+    batch if every id came once, else what `merge_rows` made of them; contiguous."""
     from windlass.store import batch_kernels as kernels
 
-    kernels.expand(address(rows), rows.shape[1] * rows.itemsize, order, out)
+    order = route.order if route.is_unique else _NO_ORDER
+    kernels.pack(plan, route.ids, order, address(rows), rows.shape[1] * rows.itemsize)
 
 
-def scatter_rows(data: Bytes, order: Array, out: Array) -> None:
-    """In the worker: rows that came, as bytes, to the places in `out` that `order` names."""
+def pack_ids(route: Route, plan: Array) -> None:
+    """In the worker: the same, ids without rows."""
     from windlass.store import batch_kernels as kernels
 
-    kernels.scatter(address(data), out.shape[1] * out.itemsize, order, out.reshape(-1).view(np.uint8))
+    kernels.pack(plan, route.ids, _NO_ORDER, 0, 0)
+
+
+def unpack_rows(route: Route, plan: Array, out: Array) -> None:
+    """In the worker: rows that came, (from, up to, address), to the places of their ids: in the batch if every id came
+    once, else in the route. `out` is contiguous."""
+    from windlass.store import batch_kernels as kernels
+
+    order = route.order if route.is_unique else _NO_ORDER
+    kernels.unpack(plan, order, out.shape[1] * out.itemsize, address(out))
 
 
 def decoded(rows: Array, dtype: str) -> Array:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
 from windlass.store import kernels
@@ -18,6 +20,21 @@ _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
 _copy, _fold = kernels._copy, kernels._fold
+
+
+def _move(_: Any, to: Any, source: Any, nbytes: Any) -> Any:
+    """Copy so many bytes from one address to another."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to, source = (builder.inttoptr(each, cgutils.voidptr_t) for each in args[:2])
+        raw_memcpy: Any = cgutils.raw_memcpy
+        raw_memcpy(builder, to, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), build
+
+
+move: Any = intrinsic(_move)
 
 
 def num_places(count: int) -> int:
@@ -119,24 +136,39 @@ def reduce_rows(total: Array, rows: int, encoding: int, inverse: Array, op: int,
 
 
 @jit
-def scatter(rows: int, nbytes: int, order: Array, out: Array) -> None:
-    """The other way round: the i-th row of so many bytes at this address goes to where `order` says."""
-    at = out.ctypes.data
-    for i in range(order.size):
-        _copy(carray(pointer(at + order[i] * nbytes, out), nbytes), carray(pointer(rows + i * nbytes, out), nbytes))
-
-
-@jit
 def put_in_order(inverse: Array, order: Array) -> None:
     for i in range(inverse.size):
         order[inverse[i]] = i
 
 
 @jit
-def expand(rows: int, nbytes: int, inverse: Array, out: Array) -> None:
-    """Copy the row of so many bytes that `inverse` names, for each of them. `out` are bytes."""
-    at = out.ctypes.data
+def expand(rows: int, nbytes: int, inverse: Array, out: int) -> None:
+    """Copy the row of so many bytes that `inverse` names to `out`, for each of them."""
     for i in range(inverse.size):
-        _copy(
-            carray(pointer(at + i * nbytes, out), nbytes), carray(pointer(rows + inverse[i] * nbytes, out), nbytes)
-        )
+        if i + AHEAD < inverse.size:
+            fetch(rows + inverse[i + AHEAD] * nbytes)
+        move(out + i * nbytes, rows + inverse[i] * nbytes, nbytes)
+
+
+@jit
+def pack(plan: Array, ids: Array, order: Array, rows: int, nbytes: int) -> None:
+    """Write pieces, each its ids and then their rows. A line of the plan is where its ids begin and end, and where it
+    goes. The rows are where `order` says; if it is empty, where the ids are."""
+    for begin, end, to in plan:
+        cut = 8 * (end - begin)
+        move(to, ids.ctypes.data + 8 * begin, cut)
+        if order.size:
+            expand(rows, nbytes, order[begin:end], to + cut)
+        else:
+            move(to + cut, rows + begin * nbytes, (end - begin) * nbytes)
+
+
+@jit
+def unpack(plan: Array, order: Array, nbytes: int, out: int) -> None:
+    """The other way round. A line of the plan is which rows come, from one up to another, and where they are."""
+    for begin, end, source in plan:
+        if not order.size:
+            move(out + begin * nbytes, source, (end - begin) * nbytes)
+            continue
+        for i in range(begin, end):
+            move(out + order[i] * nbytes, source + (i - begin) * nbytes, nbytes)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.types import Array
+from windlass.types import Array, Block, Memory
 
 _GROWN_LOAD = 0.5  # after growth, which is due at 0.75
 _FEWEST_HOMES = 32
@@ -22,6 +22,7 @@ Floor = tuple[int, int]
 """A tick and a hash: what was last used before the tick, or in it and has a lower hash, is to go."""
 
 NO_FLOOR: Floor = (0, 0)
+_NO_ENTRIES = np.empty((0, 2), np.uint64)
 
 
 class Found(NamedTuple):
@@ -44,15 +45,20 @@ class Entries(NamedTuple):
 class Index:
     """Hash to tag. Places change whenever entries are added."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Memory) -> None:
         from windlass.store import table_kernels  # here, because importing numba takes most of a second
 
-        self._kernels = table_kernels
+        self._kernels, self._memory = table_kernels, memory
         self._bits = 0
-        self._entries: list[Array] = [np.empty((0, 2), np.uint64)]  # of each part
+        self._blocks: list[Block | None] = [None]  # of each part
+        self._entries: list[Array] = [_NO_ENTRIES]
         self._parts = np.zeros((1, 4), np.int64)
-        self._put(0, *_empty(0), 0)
+        self._put(0, *self._empty(0), 0)
         self.size = 0
+
+    def close(self) -> None:
+        """Give all memory back. Safe to repeat."""
+        self._let_go(1)
 
     @property
     def nbytes(self) -> int:
@@ -139,12 +145,13 @@ class Index:
         count = 1 << self._bits
         starts = np.array([part << (64 - self._bits) for part in range(1, count)], np.uint64)
         bounds = [0, *np.searchsorted(hashes, starts).tolist(), hashes.size]
-        self._entries, self._parts = [np.empty((0, 2), np.uint64)] * count, np.zeros((count, 4), np.int64)
+        self._let_go(count)
         for part, (lo, hi) in enumerate(pairwise(bounds)):
-            homes, empty = _empty(hi - lo + extra // count)
-            while not self._kernels.fill(empty, homes, self._bits, hashes[lo:hi], words[lo:hi]):
-                homes, empty = _empty(homes)
-            self._put(part, homes, empty, hi - lo)
+            homes, block = self._empty(hi - lo + extra // count)
+            while not self._kernels.fill(_entries(block), homes, self._bits, hashes[lo:hi], words[lo:hi]):
+                self._memory.free(block)
+                homes, block = self._empty(homes)
+            self._put(part, homes, block, hi - lo)
         self.size = hashes.size
         return True
 
@@ -154,19 +161,38 @@ class Index:
     def _rebuild(self, part: int, extra: int, floors: Array, freed: Array) -> int:
         """Make a part anew, with room for more, or without what is below the floors. Returns how many rows go."""
         size, counts = int(self._parts[part, 2]), np.zeros(2, np.int64)
-        homes, empty = _empty(size + extra)
-        while not self._kernels.rebuild(self._entries[part], empty, homes, self._bits, floors, freed, counts):
-            homes, empty = _empty(homes)  # an unlucky crowd at the end
-        self._put(part, homes, empty, size - int(counts.sum()))
+        homes, block = self._empty(size + extra)
+        while not self._kernels.rebuild(
+            self._entries[part], _entries(block), homes, self._bits, floors, freed, counts
+        ):
+            self._memory.free(block)
+            homes, block = self._empty(homes)  # an unlucky crowd at the end
+        self._put(part, homes, block, size - int(counts.sum()))
         return int(counts[0])
 
-    def _put(self, part: int, homes: int, entries: Array, size: int) -> None:
-        self._entries[part] = entries
+    def _put(self, part: int, homes: int, block: Block, size: int) -> None:
+        before, entries = self._blocks[part], _entries(block)
+        self._blocks[part], self._entries[part] = block, entries
         self._parts[part] = entries.ctypes.data, homes, size, len(entries)
+        if before is not None:
+            self._memory.free(before)
+
+    def _let_go(self, count: int) -> None:
+        """Have no part any more, and so many to come."""
+        for block in self._blocks:
+            if block is not None:
+                self._memory.free(block)
+        self._blocks, self._entries = [None] * count, [_NO_ENTRIES] * count
+        self._parts = np.zeros((count, 4), np.int64)
+
+    def _empty(self, size: int) -> tuple[int, Block]:
+        """Homes and places for so many. Who lives at the end overflows into some more places, of which the last stays
+        empty."""
+        homes = max(_FEWEST_HOMES, int(size / _GROWN_LOAD))
+        block = self._memory.allocate(16 * (homes + homes // 64 + 32))
+        block.array[:] = 0
+        return homes, block
 
 
-def _empty(size: int) -> tuple[int, Array]:
-    """Homes and places for so many. Who lives at the end overflows into some more places, of which the last stays
-    empty."""
-    homes = max(_FEWEST_HOMES, int(size / _GROWN_LOAD))
-    return homes, np.zeros((homes + homes // 64 + 32, 2), np.uint64)
+def _entries(block: Block) -> Array:
+    return block.array.view(np.uint64).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""Memory for the rows of tables: private, and in large pages where the system has them.
+"""Memory for tables: private, and in large pages where the system has them.
 
 A row is found by its hash, so nearly every access is to another page. With pages of 4 KiB a table of a million rows has
 more of them than the processor remembers the places of, and looking those up takes as long as the access itself.
@@ -7,6 +7,7 @@ more of them than the processor remembers the places of, and looking those up ta
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_left
 
 import numpy as np
 
@@ -18,27 +19,79 @@ _LINE = 64
 
 
 class LargePages:
-    """Blocks out of regions that ask for large pages. What is freed is used again for blocks of the same size, and
-    never given back to the system. Not thread-safe: one owner."""
+    """Blocks out of regions that ask for large pages. What is freed joins what is free beside it, and is used again; a
+    region of which nothing is used any more goes back to the system. Not thread-safe: one owner."""
 
     def __init__(self) -> None:
-        self._free: dict[int, list[Block]] = {}
-        self._region: Bytes = np.empty(0, np.uint8)
-        self._begin = 0  # of what is left of it
+        self._regions: dict[int, Bytes] = {}  # by address
+        self._starts: list[int] = []  # of the stretches that are free, rising
+        self._sizes: list[int] = []  # of each of them
+
+    @property
+    def nbytes(self) -> int:
+        """What it has of the system."""
+        return sum(region.nbytes for region in self._regions.values())
+
+    @property
+    def free_bytes(self) -> int:
+        """How much of it nobody uses."""
+        return sum(self._sizes)
 
     def allocate(self, nbytes: int) -> Block:
-        spare = self._free.get(nbytes)
-        if spare:
-            return spare.pop()
-        room = -(-nbytes // _LINE) * _LINE
-        if self._begin + room > self._region.nbytes:
-            self._region, self._begin = _map(max(room, REGION_BYTES)), 0
-        block = Block(self._region[self._begin : self._begin + nbytes])
-        self._begin += room
-        return block
+        """Not empty: it is as its last user left it."""
+        room = _room(nbytes)
+        at = self._fitting(room)
+        if at < 0:
+            region = _map(max(room, REGION_BYTES))
+            start = region.ctypes.data
+            self._regions[start] = region
+            at = self._insert(start, region.nbytes)
+        start = self._starts[at]
+        if self._sizes[at] == room:
+            del self._starts[at], self._sizes[at]
+        else:
+            self._starts[at], self._sizes[at] = start + room, self._sizes[at] - room
+        base = self._region_of(start)
+        return Block(self._regions[base][start - base : start - base + nbytes])
 
     def free(self, block: Block) -> None:
-        self._free.setdefault(block.array.nbytes, []).append(block)
+        """Nobody may look at it any more."""
+        start, size = block.array.ctypes.data, _room(block.array.nbytes)
+        at = self._insert(start, size)
+        base = self._region_of(start)
+        end = base + self._regions[base].nbytes
+        if at + 1 < len(self._starts) and self._starts[at + 1] == start + size < end:
+            self._sizes[at] += self._sizes[at + 1]
+            del self._starts[at + 1], self._sizes[at + 1]
+        if at and self._starts[at - 1] + self._sizes[at - 1] == start > base:
+            at -= 1
+            self._sizes[at] += self._sizes[at + 1]
+            del self._starts[at + 1], self._sizes[at + 1]
+        if self._sizes[at] == self._regions[base].nbytes:
+            del self._starts[at], self._sizes[at], self._regions[base]
+
+    def _fitting(self, room: int) -> int:
+        """The smallest stretch that is large enough; -1 if none is."""
+        best, found = 1 << 62, -1
+        for at, size in enumerate(self._sizes):
+            if room <= size < best:
+                best, found = size, at
+                if size == room:
+                    break
+        return found
+
+    def _insert(self, start: int, size: int) -> int:
+        at = bisect_left(self._starts, start)
+        self._starts.insert(at, start)
+        self._sizes.insert(at, size)
+        return at
+
+    def _region_of(self, address: int) -> int:
+        return max(base for base in self._regions if base <= address)
+
+
+def _room(nbytes: int) -> int:
+    return max(1, -(-nbytes // _LINE)) * _LINE
 
 
 def _map(nbytes: int) -> Bytes:

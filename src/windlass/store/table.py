@@ -66,7 +66,7 @@ class TableSlot:
         self.options, self.reducer, self.updater, self._memory = options, reducer, updater, memory
         self._storage = storage_of(options.dtype)
         self._rule = RowRule(options.dim, options.dtype, options.init, reducer, updater)
-        self._rows, self._index, self._ageing = Rows(self._rule, memory), Index(), Ageing(options.limits)
+        self._rows, self._index, self._ageing = Rows(self._rule, memory), Index(memory), Ageing(options.limits)
         self._tuned: tuple[Mapping[str, float], Updater] = ({}, updater)
         self._counts_pushes = options.limits.is_any or options.admit_after > 1
         self.num_rows = 0
@@ -345,19 +345,21 @@ class TableSlot:
         ]
         hashes = self._mixed(np.concatenate([ids, waiting]))
         tags = np.concatenate([np.arange(1, ids.size + 1, dtype=np.uint64), pushes + np.uint64(_CANDIDATE)])
-        order, index = np.argsort(hashes, kind="stable"), Index()
+        order, index = np.argsort(hashes, kind="stable"), Index(self._memory)
         if not index.refill(Entries(hashes[order], np.concatenate(used)[order], tags[order])):
+            index.close()
             raise UsageError("the dump has an id twice")
         numbers = rows.arena.offer(ids.size)
         rows.arena.take(ids.size)
         rows.write(numbers, found)
         self._ageing.restore(meta["ageing"])
-        self._rows.arena.close()
+        self.close()
         self._rows, self._index, self.num_rows = rows, index, ids.size
 
     def close(self) -> None:
         """Give its memory back. Safe to repeat; nothing else may be done with it afterwards."""
         self._rows.arena.close()
+        self._index.close()
 
     # --- what came ----------------------------------------------------------------------------------------------------
 

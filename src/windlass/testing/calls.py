@@ -23,7 +23,8 @@ from windlass.worker.entry import Entry
 from windlass.worker.filtering import KeyFilter
 from windlass.worker.landing import Landing
 from windlass.worker.ops import KeyInfo, Op, Part
-from windlass.worker.rows import RowLanding, TableEntry, ids_of
+from windlass.worker.packing import ids_of
+from windlass.worker.rows import RowLanding, TableEntry
 from windlass.worker.split import split
 
 Where = tuple[int, ...]
@@ -255,11 +256,11 @@ class TableCalls:
             rows.view(np.uint8).fill(POISON)  # the caller's memory is its own again
             marks = self.book.enter(given.reshape(-1), (part for some in parts.values() for part in some))
             return Pushing(_op(self.key, parts), asked, owned, marks)
-        blocks, owned = self.entry.packed(way, pieces, rows)
+        packing = self.entry.packed(way, pieces, rows).rest()
         rows.view(np.uint8).fill(POISON)
-        op = _op(self.key, self.entry.grouped(pieces, blocks))
-        op.ids = ids_of(blocks, pieces)
-        return Pushing(op, asked, owned, {row: [row * size + bit for bit in bits] for row in set(asked)})
+        op = _op(self.key, self.entry.grouped(pieces, packing.blocks))
+        op.ids = ids_of(packing.blocks, pieces)
+        return Pushing(op, asked, packing.owned, {row: [row * size + bit for bit in bits] for row in set(asked)})
 
     def pull(self, where: Where, *, riding: Pushing | None = None) -> Pulling:
         ids = self._ids(where)
@@ -271,10 +272,11 @@ class TableCalls:
             return Pulling(riding.op, landing)
         op = _op(self.key, None)
         op.pull, op.deliver = pieces, landing.deliver
-        op.ids, owned = self.entry.wanted(way, pieces)
+        wanted = self.entry.wanted(way, pieces)
+        op.ids = wanted.blocks
         if self.key.filtering is not None:
             op.digests, op.known = self.key.filtering.name_ids(way, pieces)
-        return Pulling(op, landing, owned)
+        return Pulling(op, landing, wanted.owned)
 
     def _ids(self, rows: Iterable[int]) -> Array:
         return np.array([self.shape.ids[row] for row in rows], np.int64)

@@ -91,6 +91,8 @@ class Client:
                     self._perform(self.state.handle(Submit(work), began))
                     if isinstance(work, Op) and work.encode is not None and until is None:
                         work.encode.own()  # it waits for its turn, and the caller does not wait for it
+                    if isinstance(work, Op) and work.packing is not None:
+                        work.packing.rest()
                     if isinstance(work, Op) and work.after and work.key.queue:
                         self._held.add(work.key)
                 if self._is_eager:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from windlass._wire import messages as m
@@ -45,6 +46,16 @@ class Encoding(Protocol):
 
     def own(self) -> None:
         """The caller has its memory back: copy what is still needed of it."""
+
+
+class Packing(Protocol):
+    """What a push brings, that is still to be written to where its servers read it."""
+
+    def fill(self, shard: int) -> None:
+        """Write what this shard gets, now that it is to be sent."""
+
+    def rest(self) -> object:
+        """The caller has its memory back: write all that is left."""
 
 
 class Filtering(Protocol):
@@ -157,6 +168,7 @@ class Op:
     after: tuple[Any, ...] = ()  # what must be done first: anything with `is_done` and `error`
     completes: Lease | None = None
     encode: Encoding | None = None  # what `push` is to become when it starts
+    packing: Packing | None = None  # of a table: what is written when it is sent
     ids: dict[int, tuple[Block, ...]] | None = None  # of a table: those of every piece that is pulled
     digests: dict[int, str] = field(default_factory=dict)  # of a table: what its shards are to call their ids
     known: set[int] = field(default_factory=set)  # shards that are believed to have them
@@ -174,6 +186,10 @@ class Op:
     @property
     def is_complete(self) -> bool:
         return not self.unacked and not self.unread
+
+    def filling(self, shard: int) -> list[Call]:
+        """What comes before the first sending of what this shard gets."""
+        return [] if self.packing is None else [Call(partial(self.packing.fill, shard))]
 
     def waits_for(self) -> set[int]:
         """The shards that have not answered all."""

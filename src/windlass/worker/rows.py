@@ -12,30 +12,28 @@ from windlass._wire.messages import Piece, Pulled
 from windlass.errors import UsageError, WindlassError
 from windlass.store.batch import (
     Route,
+    address,
     check_ids,
     check_rows_finite,
     expand_rows,
-    gather_rows,
     merge_rows,
     route,
-    scatter_rows,
+    unpack_rows,
 )
 from windlass.store.reduce import Reducer
 from windlass.types import STORAGE, Array, Block, Bytes, TableSpec
-from windlass.worker.arrays import Like, as_bytes, fill, look, target, wrap
+from windlass.worker.arrays import Like, fill, look, target, wrap
 from windlass.worker.entry import Entry
 from windlass.worker.ops import KeyInfo, Part
+from windlass.worker.packing import ID_BYTES, Packing
 from windlass.worker.split import Pieces
 from windlass.worker.task import Task
 
-ID_BYTES = 8
 PIECE_BYTES = 8 << 20
 """How much of one slot a message carries, at most."""
 
 NUM_ROUTES = 4
 """How many lists of ids a table remembers the way of: what is pulled is usually pushed to, a step or two later."""
-
-_LINE = 64
 
 
 class TableEntry(Entry):
@@ -46,7 +44,7 @@ class TableEntry(Entry):
         self.table, self.reducer = table, reducer
         self.name, self.dim, self.dtype = key.spec.name, table.dim, key.spec.dtype
         self.storage = STORAGE[self.dtype]
-        self._routes: tuple[tuple[Array, Route], ...] = ()
+        self._routes: tuple[tuple[Array, Route, Pieces], ...] = ()
 
     def ids(self, ids: Any, what: str) -> tuple[Like, Array]:
         """The caller's ids, and as int64, flat. UsageError if they are none."""
@@ -78,15 +76,21 @@ class TableEntry(Entry):
 
     def route(self, ids: Array) -> Route:
         """Which slot each id goes to; remembered for the last few lists."""
-        for known, way in self._routes:
+        for known, way, _ in self._routes:
             if known.size == ids.size and np.array_equal(known, ids):
                 return way
         way = route(ids, self.key.num_slots)
-        self._routes = ((ids.copy(), way), *self._routes[: NUM_ROUTES - 1])
+        self._routes = ((ids.copy(), way, self._cut(way)), *self._routes[: NUM_ROUTES - 1])
         return way
 
     def pieces(self, way: Route) -> Pieces:
         """What every shard gets of it, or gives."""
+        for _, known, pieces in self._routes:
+            if known is way:
+                return pieces
+        return self._cut(way)
+
+    def _cut(self, way: Route) -> Pieces:
         step = max(1, PIECE_BYTES // (ID_BYTES + self.key.itemsize))
         counts = np.diff(way.bounds).tolist()
         found: dict[int, list[Piece]] = {shard: [] for shard in self.key.whole}
@@ -96,32 +100,21 @@ class TableEntry(Entry):
                 pieces += [(slot, lo, min(count, lo + step)) for lo in range(0, count, step)]
         return {shard: tuple(pieces) for shard, pieces in found.items()}
 
-    def wanted(self, way: Route, pieces: Pieces) -> tuple[dict[int, tuple[Block, ...]], list[Block]]:
-        """The ids of each piece, as a pull sends them; and the blocks to free when it is done."""
-        blocks, owned = self._allot(pieces, ID_BYTES)
-        for shard, wanted in pieces.items():
-            for (slot, lo, hi), block in zip(wanted, blocks[shard], strict=True):
-                start = way.bounds[slot]
-                block.array.view(np.int64)[:] = way.ids[start + lo : start + hi]
-        return blocks, owned
+    def wanted(self, way: Route, pieces: Pieces) -> Packing:
+        """The ids of each piece, as a pull sends them."""
+        return self._packing(way, pieces, 0).rest()
 
     def merged(self, way: Route, rows: Array) -> Array:
         """One row for each different id, in the order of its way."""
         return merge_rows(way, rows, dtype=self.dtype, reducer=self.reducer)
 
-    def packed(self, way: Route, pieces: Pieces, rows: Array) -> tuple[dict[int, tuple[Block, ...]], list[Block]]:
-        """The ids and rows of each piece, those of the same id reduced; and the blocks to free when it is done."""
-        merged = None if way.is_unique else self.merged(way, rows)
-        blocks, owned = self._allot(pieces, ID_BYTES + self.key.itemsize)
-        for shard, wanted in pieces.items():
-            for (slot, lo, hi), block in zip(wanted, blocks[shard], strict=True):
-                begin, end, cut = way.bounds[slot] + lo, way.bounds[slot] + hi, ID_BYTES * (hi - lo)
-                block.array[:cut].view(np.int64)[:] = way.ids[begin:end]
-                if merged is None:
-                    gather_rows(rows, way.order[begin:end], block.array[cut:])
-                else:
-                    block.array[cut:].view(self.storage)[:] = merged[begin:end].reshape(-1)
-        return blocks, owned
+    def packed(self, way: Route, pieces: Pieces, rows: Array) -> Packing:
+        """The ids and rows of each piece, those of the same id reduced; to be written when they are sent."""
+        merged = rows if way.is_unique else self.merged(way, rows)
+        return self._packing(way, pieces, self.key.itemsize).take(merged)
+
+    def _packing(self, way: Route, pieces: Pieces, row_bytes: int) -> Packing:
+        return Packing(way, pieces, row_bytes=row_bytes, hub=self._hub, shares=self._shares)
 
     def parts(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError("a table is not cut by ranges")
@@ -140,71 +133,34 @@ class TableEntry(Entry):
         head = self.key.head(shard)
         return head is not None and self._hub.shares_memory_with(head)
 
-    def _allot(self, pieces: Pieces, width: int) -> tuple[dict[int, tuple[Block, ...]], list[Block]]:
-        """Memory for pieces of so many bytes an id: where the server can map it, if it is worth it."""
-        owned: list[Block] = []
-        blocks: dict[int, tuple[Block, ...]] = {}
-        for shard, wanted in pieces.items():
-            sizes = [(hi - lo) * width for _, lo, hi in wanted]
-            starts = np.cumsum([0, *(-(-size // _LINE) * _LINE for size in sizes)]).tolist()
-            if starts[-1] > self._hub.copied_bytes and self._shares(shard):
-                whole = self._hub.memory.allocate(_rounded(starts[-1]))
-                owned.append(whole)
-            else:
-                whole = Block(np.empty(starts[-1], np.uint8))
-            blocks[shard] = tuple(
-                Block(whole.array[start : start + size], whole.segment, whole.offset + start)
-                for start, size in zip(starts, sizes, strict=False)
-            )
-        return blocks, owned
-
-
-def _rounded(nbytes: int) -> int:
-    """A little more, so that batches of nearly the same size use the same memory again."""
-    grain = 1 << max(12, nbytes.bit_length() - 3)
-    return -(-nbytes // grain) * grain
-
-
-def ids_of(blocks: Mapping[int, tuple[Block, ...]], pieces: Pieces) -> dict[int, tuple[Block, ...]]:
-    """The ids at the beginning of each packed piece."""
-    found: dict[int, tuple[Block, ...]] = {}
-    for shard, wanted in pieces.items():
-        both = zip(wanted, blocks[shard], strict=True)
-        found[shard] = tuple(
-            Block(block.array[: ID_BYTES * (hi - lo)], block.segment, block.offset) for (_, lo, hi), block in both
-        )
-    return found
-
 
 class RowLanding:
     """One pull of rows: `deliver` is called for each message that brings some, `finish` once."""
 
-    __slots__ = ("_bytes", "_like", "_order", "_out", "_rows", "_way", "entry", "result", "task", "version")
+    __slots__ = ("_bounds", "_like", "_out", "_rows", "_waits_for_out", "_way", "entry", "result", "task", "version")
 
     def __init__(self, entry: TableEntry, way: Route, like: Like, out: Any = None) -> None:
         self.entry = entry
         self.version = 0
         self.result: Any = None
         self.task: Task | None = None
-        self._way = way
+        self._way, self._bounds = way, way.bounds.tolist()
         self._like = Like(like.kind, entry.dtype, (*like.shape, entry.dim))
-        if out is not None:
-            target(out, self._like, entry.name)  # raises for what cannot be filled
         self._out = out
         # Where every id came once, rows land where they belong; else once each, to be copied at the end.
-        self._rows = np.empty((way.ids.size, entry.dim), entry.storage)
-        self._order = way.order if way.is_unique else None
-        self._bytes = as_bytes(self._rows.reshape(-1))
+        found = None if out is None else target(out, self._like, entry.name)  # raises for what cannot be filled
+        self._waits_for_out = out is not None and (found is None or not way.is_unique)
+        if found is None or not way.is_unique:
+            found = np.empty(way.ids.size * entry.dim, entry.storage)
+        self._rows = found.reshape(-1, entry.dim)
 
     def deliver(self, pulled: Pulled, data: tuple[Bytes, ...], is_shared: bool) -> None:
         self.version = max(self.version, pulled.version)
-        row_bytes, bounds = self.entry.key.itemsize, self._way.bounds
+        row_bytes, bounds, lines = self.entry.key.itemsize, self._bounds, []
         for (slot, lo, _), part in zip(pulled.pieces, data, strict=True):
-            begin = int(bounds[slot]) + lo
-            if self._order is not None:
-                scatter_rows(part, self._order[begin : begin + part.nbytes // row_bytes], self._rows)
-            else:
-                self._bytes[begin * row_bytes : begin * row_bytes + part.nbytes] = part
+            begin = bounds[slot] + lo
+            lines.append((begin, begin + part.nbytes // row_bytes, address(part)))
+        unpack_rows(self._way, np.array(lines, np.int64).reshape(-1, 3), self._rows)
 
     def finish(self, error: WindlassError | None) -> None:
         if error is None:
@@ -215,13 +171,16 @@ class RowLanding:
 
     def abandon(self) -> None:
         """The caller has left: what still comes lands elsewhere."""
-        self._out = None
+        if self._out is not None:
+            self._rows, self._out = self._rows.copy(), None
 
     def take(self) -> Any:
         return self.result
 
     def _make(self) -> Any:
-        rows = self._rows if self._order is not None else expand_rows(self._way, self._rows)
+        if self._out is not None and not self._waits_for_out:
+            return self._out
+        rows = self._rows if self._way.is_unique else expand_rows(self._way, self._rows)
         flat = rows.reshape(-1)
         if self._out is None:
             return wrap(flat, self._like)

@@ -221,7 +221,7 @@ class WorkerState(FilteredKeys):
             op.unread = {shard: set(pieces) for shard, pieces in op.pull.items() if pieces}
             key.open_pulls += 1
         for shard in (0,) if op.reads_newest else op.waits_for():
-            effects += self._send(op, shard)
+            effects += [*op.filling(shard), *self._send(op, shard)]
         if op.is_complete:
             effects += self._complete(op, op.error)
         return effects

@@ -42,7 +42,8 @@ from windlass.worker.filtering import Encoding, unfiltered
 from windlass.worker.landing import Landing
 from windlass.worker.ops import Op
 from windlass.worker.options import StoreOptions
-from windlass.worker.rows import RowLanding, TableEntry, ids_of
+from windlass.worker.packing import ids_of
+from windlass.worker.rows import RowLanding, TableEntry
 from windlass.worker.split import Pieces, check_range, split
 from windlass.worker.tables import Tables
 from windlass.worker.task import Task
@@ -299,15 +300,17 @@ class Store(Tables):
             filtering.check(merged)
             parts = unfiltered(pieces)
         else:
-            blocks, owned = entry.packed(way, pieces, rows)
-            parts = entry.grouped(pieces, blocks)
+            packing = entry.packed(way, pieces, rows)
+            owned, parts = packing.owned, entry.grouped(pieces, packing.blocks)
         done = task.finish if landing is None else landing.finish
         op = Op(entry.key, parts, None, None, self._freeing(owned, done, entry, task), owner=task)
         if filtering is not None:
             op.encode = Encoding(partial(filtering.rows, way, pieces), merged, owned)
+        else:
+            op.packing, op.finish = packing, packing.ending(op.finish)
         if landing is not None:
             op.pull, op.deliver, op.abandon = pieces, landing.deliver, landing.abandon
-            op.ids = ids_of(blocks, pieces)
+            op.ids = ids_of(packing.blocks, pieces)
         if hyper:
             op.hyper = numbers_of(hyper)
         return op
@@ -332,16 +335,16 @@ class Store(Tables):
         landing = RowLanding(entry, way, like, out)
         landing.task = task
         pieces = entry.pieces(way)
-        blocks, owned = entry.wanted(way, pieces)
+        wanted = entry.wanted(way, pieces)
 
         def free_and_finish(error: WindlassError | None) -> None:
             if error is None or isinstance(error, UsageError):
-                for block in owned:
+                for block in wanted.owned:
                     self._client.hub.memory.free(block)
             landing.finish(error)
 
         op = Op(entry.key, None, pieces, landing.deliver, free_and_finish, owner=task)
-        op.ids, op.reads_newest, op.abandon = blocks, self.is_driver, landing.abandon
+        op.ids, op.reads_newest, op.abandon = wanted.blocks, self.is_driver, landing.abandon
         if entry.key.filtering is not None:
             op.digests, op.known = entry.key.filtering.name_ids(way, pieces)
         return op, landing
