@@ -17,7 +17,7 @@ from windlass.server.decoding import Decoder
 from windlass.server.host import Members
 from windlass.server.log import COPIED_BYTES, Log
 from windlass.server.pins import Pins
-from windlass.server.rows import TableContent
+from windlass.server.rows import TableContent, read_rows
 from windlass.server.units import HeldSlot, Rows, Waiting
 from windlass.store.batch import address
 from windlass.types import Block, Bytes, Incarnation, KeyId, KeySpec
@@ -192,15 +192,12 @@ class Answers(ABC):
 
     def _answer_rows(self, peer: Incarnation, pull: int, clock: int, wanted: Rows) -> Send:
         block, pins = self._readable(peer, sum(hi - lo for (_, lo, hi), _ in wanted) * self.itemsize)
+        read_rows([(self.slots[number].content, ids) for (number, _, _), ids in wanted], address(block.array))  # type: ignore[misc]
         data: list[Block] = []
-        begin, place = 0, address(block.array)
-        for (number, lo, hi), ids in wanted:
+        begin = 0
+        for (_, lo, hi), _ in wanted:
             end = begin + (hi - lo) * self.itemsize
-            content = self.slots[number].content
-            assert isinstance(content, TableContent)
-            part = block.array[begin:end]
-            content.pull(ids, part, place + begin)
-            data.append(Block(part, block.segment, block.offset + begin))
+            data.append(Block(block.array[begin:end], block.segment, block.offset + begin))
             begin = end
         pulled = m.Pulled(
             pull=pull,

@@ -11,7 +11,7 @@ from windlass.consistency.rounds import StagedPiece
 from windlass.server.content import Content
 from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
-from windlass.server.units import Apply, End, HeldSlot, count_given, count_staged
+from windlass.server.units import Apply, ApplyRows, End, HeldSlot, count_given, count_staged
 from windlass.types import Bounded, Incarnation
 
 
@@ -61,8 +61,24 @@ class ArrivalShard(Shard):
         )
         is_whole = self._count(entry)
         end = End(which, (peer,) if is_whole else (), (peer,) if is_whole and not push.pull else (), entry)
+        if self.is_table and self.log.downstream is None:
+            runs = self._runs(staged)
+            return self.queue([*(ApplyRows(run, divisor, push.hyper, which, entry.now) for run in runs), end])
         applies = [Apply(piece[0], [piece], divisor, push.hyper, which, entry.now) for piece in staged]
         return self.queue([*applies, end])
+
+    def _runs(self, staged: list[StagedPiece]) -> list[list[StagedPiece]]:
+        """Pieces of different slots, as many together as may be done at once."""
+        runs: list[list[StagedPiece]] = []
+        size, slots = self._at_once_bytes, set[int]()
+        for piece in staged:
+            if size >= self._at_once_bytes or piece[0] in slots:
+                runs.append([])
+                size, slots = 0, set()
+            runs[-1].append(piece)
+            size += piece[3].nbytes
+            slots.add(piece[0])
+        return runs
 
     def _accept_whole(self, peer: Incarnation, push: m.Push, staged: list[StagedPiece]) -> list[Effect]:
         """What completes work, or may be refused, counts here as a whole or not at all, so its parts are kept until all

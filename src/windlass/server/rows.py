@@ -13,10 +13,10 @@ import numpy as np
 
 from windlass._wire.messages import Piece
 from windlass.consistency.rounds import StagedPiece
-from windlass.server.content import Frozen, Hyper, Room
+from windlass.server.content import Content, Frozen, Hyper, Room
 from windlass.store.batch import address
 from windlass.store.reduce import Op
-from windlass.store.table import Batch, Contribution, TableSlot
+from windlass.store.table import Asked, Batch, Contribution, TableSlot, pull_rows, update_rows
 from windlass.types import Array, Block, Bytes
 
 ID_BYTES = 8
@@ -57,14 +57,6 @@ class TableContent:
     def write(self, lo: int, hi: int, data: Bytes) -> None:
         raise AssertionError("a table is only pushed to")
 
-    def pull(self, ids: Bytes, out: Bytes, place: int) -> None:
-        """The rows of these ids, to `out`, which is at this address."""
-        start = address(ids)
-        if start % ID_BYTES:
-            self.table.pull(ids, out)
-        else:
-            self.table.pull_at(start, ids.nbytes // ID_BYTES, place)
-
     def threshold(self, ids: Bytes) -> Array | float | None:
         """As the updater's, of the rows of these ids."""
         return self.table.threshold(ids)
@@ -102,12 +94,31 @@ class TableContent:
 
     def _update(self, piece: StagedPiece, hyper: Hyper, now: float) -> None:
         """Update with ids and float32 rows, which are different ids, where they lie."""
-        _, lo, hi, data = piece
-        cut, start = ID_BYTES * (hi - lo), address(data)
-        if start % ID_BYTES or hi == lo or not self.table.is_fused:
+        asked = self._asked(piece)
+        if asked is None:
+            _, lo, hi, data = piece
+            cut = ID_BYTES * (hi - lo)
             self.table.update(Batch(data[:cut], data[cut:]), hyper=hyper, now=now)
         else:
-            self.table.update_at(start, start + cut, hi - lo, hyper=hyper, now=now)
+            update_rows([asked], hyper=hyper, now=now)
+
+    def _asked(self, piece: StagedPiece) -> Asked | None:
+        """The same as the kernels take it, if they do."""
+        _, lo, hi, data = piece
+        start = address(data)
+        if start % ID_BYTES or hi == lo or not self.table.is_fused:
+            return None
+        return Asked(self.table, start, hi - lo, start + ID_BYTES * (hi - lo))
+
+    def joins(self, piece: StagedPiece, divisor: int) -> Asked | None:
+        """What `apply` would update with, if it can be together with other slots of the table, by `update_rows`, which
+        it is about to be; None if it had better be alone."""
+        if self.may_refuse or not self._takes_as_they_are(divisor):
+            return None
+        asked = self._asked(piece)
+        if asked is not None:
+            self._unshare()
+        return asked
 
     def reduce(self, pieces: list[StagedPiece], *, divisor: int, room: Room) -> list[StagedPiece]:
         data: list[Bytes] = []
@@ -184,6 +195,37 @@ def _contribution(piece: StagedPiece) -> Contribution:
     _, lo, hi, data = piece
     cut = ID_BYTES * (hi - lo)
     return Contribution(data[:cut], data[cut:], is_unique=True)
+
+
+def read_rows(wanted: Sequence[tuple[TableContent, Bytes]], out: int) -> None:
+    """The rows of these ids, one after the other, to this address."""
+    asked: list[Asked] = []
+    copies: list[Bytes] = []  # of ids that do not lie as they should; kept until they are read
+    for content, ids in wanted:
+        start = address(ids)
+        if start % ID_BYTES:
+            copies.append(ids.copy())
+            start = address(copies[-1])
+        asked.append(Asked(content.table, start, ids.nbytes // ID_BYTES, out))
+        out += ids.nbytes // ID_BYTES * content.row_bytes
+    if asked:
+        pull_rows(asked)
+
+
+def apply_together(
+    contents: Sequence[Content], pieces: Sequence[StagedPiece], *, divisor: int, hyper: Hyper, now: float
+) -> None:
+    """Update each of these, slots of one table, once, with its piece."""
+    asked: list[Asked] = []
+    for content, piece in zip(contents, pieces, strict=True):
+        assert isinstance(content, TableContent)
+        joining = content.joins(piece, divisor)
+        if joining is None:
+            content.apply([piece], divisor=divisor, hyper=hyper, now=now)
+        else:
+            asked.append(joining)
+    if asked:
+        update_rows(asked, hyper=hyper, now=now)
 
 
 def ids_of(pieces: Sequence[Piece], data: Sequence[Bytes]) -> tuple[Bytes, ...]:

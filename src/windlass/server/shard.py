@@ -29,13 +29,13 @@ from windlass.server.host import Host, Routes
 from windlass.server.lessons import Lessons
 from windlass.server.log import COPIED_BYTES, Whole
 from windlass.server.log import Log as ShardLog
-from windlass.server.refusing import Refuses
 from windlass.server.rows import ids_of
 from windlass.server.shard_time import ShardTime
 from windlass.server.units import (
     FREE,
     ROUND,
     Apply,
+    ApplyRows,
     Check,
     Echo,
     End,
@@ -55,13 +55,14 @@ from windlass.server.units import (
     count_elements,
     unit_bytes,
 )
+from windlass.server.updating import Updates
 from windlass.store.parts import cut_arrays, join_arrays
 from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, KeySpec, Sequential
 
 MAX_REFUSED = 64
 
 
-class Shard(Crew, Freezes, Lessons, Refuses):
+class Shard(Crew, Freezes, Lessons, Updates):
     """Every method that can answer somebody returns effects; what they tell must pass `log.hold_back`."""
 
     log_kind: type[ShardLog] = ShardLog
@@ -481,6 +482,8 @@ class Shard(Crew, Freezes, Lessons, Refuses):
             self._ends.pop(unit.push, None)
             return self.end(unit)
         match unit:
+            case ApplyRows():
+                return self._apply_rows(unit)
             case Check():
                 return self._check(unit)
             case Put():
@@ -505,50 +508,6 @@ class Shard(Crew, Freezes, Lessons, Refuses):
                 return self.carry_out(unit)
             case _:
                 return self._carry_out(unit)
-
-    def _apply(self, unit: Apply) -> list[Effect]:
-        slot = self.slots[unit.slot]
-        effects: list[Effect] = []
-        is_followed = self.log.downstream is not None and not unit.is_reduced
-        if is_followed:
-            self.log.begin()
-        if unit.pieces:
-            try:
-                if unit.is_reduced:
-                    slot.content.update(unit.pieces, hyper=unit.hyper, now=unit.now)
-                elif unit.push in self._errors:
-                    pass  # it is refused: what it would have changed stays as it is
-                elif is_followed:
-                    reduced, told = self._reduce(slot, unit)
-                    effects += told
-                    slot.content.update(reduced, hyper=unit.hyper, now=unit.now)
-                else:
-                    slot.content.apply(unit.pieces, divisor=unit.divisor, hyper=unit.hyper, now=unit.now)
-            except Exception as error:  # a user's reducer or updater failed: its pushers hear of it, the server lives
-                self._errors[unit.push] = f"the update of '{self.spec.name}' failed: {type(error).__name__}: {error}"
-                effects.append(Log("error", self._errors[unit.push]))
-            if not unit.is_reduced:
-                effects.append(Recycle(tuple(data for _, _, _, data in unit.pieces)))
-        self.applied(slot, unit)
-        if slot.waiting:
-            effects += self._refuse_riders(slot, unit.push) if self._errors else self.answer_waiting(slot)
-        return effects
-
-    def _reduce(self, slot: HeldSlot, unit: Apply) -> tuple[list[StagedPiece], list[Effect]]:
-        """What to update with, as all of the chain do; the head sends it on before it does so itself."""
-        blocks: list[Block] = []
-
-        def room(nbytes: int) -> Bytes:
-            blocks.append(self._room(nbytes))
-            return blocks[-1].array
-
-        reduced = slot.content.reduce(unit.pieces, divisor=unit.divisor, room=room)
-        named = tuple((number, lo, hi) for number, lo, hi, _ in reduced)
-        return reduced, self.log.part(named, tuple(blocks))
-
-    @abstractmethod
-    def applied(self, slot: HeldSlot, unit: Apply) -> None:
-        """This slot has taken the unit."""
 
     def end(self, end: End) -> list[Effect]:
         """Everything of a push or round is applied here: count it, and tell those who asked."""

@@ -66,6 +66,21 @@ class Apply:
 
 
 @dataclass(slots=True)
+class ApplyRows:
+    """Unit of work: what one push brings to several slots of a table; together it is little."""
+
+    pieces: list[StagedPiece]
+    divisor: int
+    hyper: dict[str, float] | None
+    push: tuple[Incarnation, int]
+    now: float
+
+    def apart(self) -> list[Apply]:
+        """The same, slot by slot."""
+        return [Apply(piece[0], [piece], self.divisor, self.hyper, self.push, self.now) for piece in self.pieces]
+
+
+@dataclass(slots=True)
 class Check:
     """Unit of work: look whether every slot can take what these pieces bring, before any of them does. If one cannot,
     the push is refused, and what follows of it changes nothing."""
@@ -180,7 +195,8 @@ class Freezing:
 
 Order = m.Read | m.Commit
 Unit = (
-    Apply | Check | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn | Freezing | Order
+    Apply | ApplyRows | Check | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn
+    | Freezing | Order
 )  # fmt: skip
 FREE = (End, Start, Rest, Mark, Freezing)
 """Units that touch no data."""
@@ -188,7 +204,9 @@ FREE = (End, Start, Rest, Mark, Freezing)
 
 def unit_bytes(unit: Unit) -> int:
     """About how many bytes it touches; what is not known counts as many."""
-    return sum([piece[3].nbytes for piece in unit.pieces]) if isinstance(unit, Apply) else 1 << 62
+    if not isinstance(unit, Apply | ApplyRows):
+        return 1 << 62
+    return sum([piece[3].nbytes for piece in unit.pieces])
 
 
 def count_staged(pieces: list[StagedPiece]) -> int:

@@ -23,6 +23,7 @@ class Arena:
         self.width, self.narrow, self._memory = width, narrow, memory
         self.wides: Array = np.empty(0, np.int64)
         self.narrows: Array = np.empty(0, np.int64)
+        self.place = (self.wides.ctypes.data, self.narrows.ctypes.data)  # where those two are
         self._blocks: list[Block] = []
         self._num_rooms = 0  # rows that there is memory for
         self._num_made = 0  # rows that were ever handed out
@@ -76,5 +77,6 @@ class Arena:
         numbers = np.arange(stretches, dtype=np.int64)
         self.wides = np.concatenate([self.wides, start + numbers * wide_bytes])
         self.narrows = np.concatenate([self.narrows, start + stretches * wide_bytes + numbers * narrow_bytes])
+        self.place = (self.wides.ctypes.data, self.narrows.ctypes.data)
         self._blocks.append(block)
         self._num_rooms += stretches * STRETCH

@@ -50,9 +50,8 @@ class Index:
 
         self._kernels, self._memory = table_kernels, memory
         self._bits = 0
-        self._blocks: list[Block | None] = [None]  # of each part
-        self._entries: list[Array] = [_NO_ENTRIES]
-        self._parts = np.zeros((1, 4), np.int64)
+        self._blocks: list[Block | None] = []  # of each part
+        self._let_go(1)
         self._put(0, *self._empty(0), 0)
         self.size = 0
 
@@ -184,6 +183,7 @@ class Index:
                 self._memory.free(block)
         self._blocks, self._entries = [None] * count, [_NO_ENTRIES] * count
         self._parts = np.zeros((count, 4), np.int64)
+        self.place = (self._parts.ctypes.data, self._bits)  # where they are looked up, and by how many bits
 
     def _empty(self, size: int) -> tuple[int, Block]:
         """Homes and places for so many. Who lives at the end overflows into some more places, of which the last stays

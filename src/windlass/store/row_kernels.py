@@ -4,6 +4,9 @@ A row is a *wide* record, its value and then its state arrays, in float32; and a
 has only one of (an accumulator, its steps). Rows are kept in stretches of STRETCH; `wides` and `narrows` are the
 addresses of the stretches. `shape` is how long a value is, a wide record, and a narrow one, in words. The arithmetic is
 that of `kernels`, on one row at a time. A row of -1 is none, and passed over.
+
+What is updated or read at once may be rows of several slots. So it is named by addresses: a line of `records` is where
+a row's wide record is, or 0 if there is no such row; its narrow one; and its gradient, or where its value goes.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from windlass.store import kernels
 from windlass.store.initial_kernels import begin
 from windlass.store.kernels import NATIVE, divide, jit
 from windlass.store.kernels import _pointer as pointer
-from windlass.store.table_kernels import fetch
+from windlass.store.table_kernels import fetch, find
 from windlass.types import Array
 
 SHIFT = 8
@@ -27,6 +30,8 @@ STRETCH = 1 << SHIFT
 AHEAD = 24
 _MASK = STRETCH - 1
 _LINE = 64
+_RUN = 1024  # ids that are looked up at once: what is known of them stays in the cache
+_FAR = 1 << 40  # elements: longer than any list of stretches
 
 
 def _inlined(function: Any) -> Any:
@@ -52,59 +57,83 @@ def _words(address: int, like: Array, count: int) -> Any:
 
 
 @_inlined
-def _fetch(stretches: Array, rows: Array, i: int, words: int, wanted: int) -> None:
-    """Ask for the first `wanted` words of the i-th row, if there is one."""
-    if i < rows.size and rows[i] >= 0:
-        address = _at(stretches, rows[i], words)
-        for offset in range(0, wanted * 4, _LINE):
-            fetch(address + offset)
+def _fetch(address: int, wanted: int) -> None:
+    """Ask for so many words."""
+    for offset in range(0, wanted * 4, _LINE):
+        fetch(address + offset)
+
+
+# --- finding ---------------------------------------------------------------------------------------------------------
+
+PARTS, BITS, WIDES, NARROWS, IDS, COUNT, DATA, MISSING, PLAN = range(9)
+"""A line of a plan is what to look for in one slot: the address of the parts of its index, and their bits; of the
+addresses of its stretches; of the ids, and how many they are; and of what comes or goes with them. `locate` adds how
+many have no entry. PLAN is how long it is."""
+
+
+@jit
+def locate(plan: Array, shape: Array, row_bytes: int, records: Array) -> None:
+    """Find the records of all ids of a plan, in order. `row_bytes` is the distance of what comes or goes with them."""
+    hashes, places, tags, begin = np.empty(_RUN, np.uint64), np.empty(_RUN, np.int64), np.empty(_RUN, np.int64), 0
+    for line in plan:
+        parts = carray(pointer(line[PARTS], plan), (1 << line[BITS], 4))
+        wides, narrows = carray(pointer(line[WIDES], plan), _FAR), carray(pointer(line[NARROWS], plan), _FAR)
+        line[MISSING] = 0
+        for lo in range(0, line[COUNT], _RUN):
+            count = min(_RUN, line[COUNT] - lo)
+            rows = tags[:count]
+            line[MISSING] += find(parts, line[BITS], line[IDS] + 8 * lo, hashes[:count], places[:count], rows)
+            for i in range(count):
+                record = records[begin + lo + i]
+                row = rows[i]
+                record[0] = _at(wides, row, shape[1]) if row >= 0 else 0
+                record[1] = _at(narrows, row, shape[2]) if row >= 0 else 0
+                record[2] = line[DATA] + (lo + i) * row_bytes
+        begin += line[COUNT]
+
+
+@jit
+def name_records(
+    wides: Array, narrows: Array, shape: Array, rows: Array, data: int, row_bytes: int, records: Array
+) -> None:
+    """The records of rows of one slot, by their numbers."""
+    for i in range(rows.size):
+        row = rows[i]
+        records[i, 0] = _at(wides, row, shape[1]) if row >= 0 else 0
+        records[i, 1] = _at(narrows, row, shape[2]) if row >= 0 else 0
+        records[i, 2] = data + i * row_bytes
 
 
 # --- reading and making ----------------------------------------------------------------------------------------------
 
 
 @jit
-def pull(wides: Array, shape: Array, rows: Array, ids: int, out: int, encoding: int, start: Array) -> None:
-    """Write the value of every row to `out`, one after the other; for an id without a row, what it would start as."""
-    numbers, missing = np.empty(shape[0], np.float32), 0
-    if encoding == NATIVE:
-        missing = _copy_rows(wides, shape, rows, out, numbers)
-    else:
-        missing = _encode_rows(wides, shape, rows, out, encoding, numbers)
-    if missing == 0:
-        return
-    given = carray(pointer(ids, np.empty(0, np.int64)), rows.size)
-    for i in range(rows.size):
-        if rows[i] < 0:
+def pull(records: Array, shape: Array, encoding: int) -> int:
+    """Write the value of every row to where it goes. Returns how many have none."""
+    dim, missing, like = shape[0], 0, np.empty(0, np.float32)
+    for i in range(len(records)):
+        if i + AHEAD < len(records):
+            _fetch(records[i + AHEAD, 0], dim)
+        if records[i, 0] == 0:
+            missing += 1
+        elif encoding == NATIVE:
+            _copy(_words(records[i, 2], like, dim), _words(records[i, 0], like, dim))
+        else:
+            _encode(records[i, 2], _words(records[i, 0], like, dim), encoding)
+    return missing
+
+
+@jit
+def pull_missing(records: Array, ids: int, shape: Array, encoding: int, start: Array) -> None:
+    """Of the ids, at this address, that have no row, write what it would start as."""
+    given, numbers = carray(pointer(ids, records), len(records)), np.empty(shape[0], np.float32)
+    for i in range(len(records)):
+        if records[i, 0] == 0:
             begin(numbers, given[i], start)
             if encoding == NATIVE:
-                _copy(_words(out + i * shape[0] * 4, numbers, shape[0]), numbers)
+                _copy(_words(records[i, 2], numbers, shape[0]), numbers)
             else:
-                _encode(out + i * shape[0] * 2, numbers, encoding)
-
-
-@jit
-def _copy_rows(wides: Array, shape: Array, rows: Array, out: int, like: Array) -> int:
-    dim, width, missing = shape[0], shape[1], 0
-    for i in range(rows.size):
-        _fetch(wides, rows, i + AHEAD, width, dim)
-        if rows[i] >= 0:
-            _copy(_words(out + i * dim * 4, like, dim), _words(_at(wides, rows[i], width), like, dim))
-        else:
-            missing += 1
-    return missing
-
-
-@jit
-def _encode_rows(wides: Array, shape: Array, rows: Array, out: int, encoding: int, like: Array) -> int:
-    dim, width, missing = shape[0], shape[1], 0
-    for i in range(rows.size):
-        _fetch(wides, rows, i + AHEAD, width, dim)
-        if rows[i] >= 0:
-            _encode(out + i * dim * 2, _words(_at(wides, rows[i], width), like, dim), encoding)
-        else:
-            missing += 1
-    return missing
+                _encode(records[i, 2], numbers, encoding)
 
 
 @jit
@@ -137,7 +166,8 @@ def read(stretches: Array, words: int, rows: Array, offset: int, out: Array) -> 
     """Copy words of records, wide or narrow, from `offset` on, as many as `out` has columns."""
     count = out.shape[1]
     for i in range(rows.size):
-        _fetch(stretches, rows, i + AHEAD, words, words)
+        if i + AHEAD < rows.size and rows[i + AHEAD] >= 0:
+            _fetch(_at(stretches, rows[i + AHEAD], words), words)
         if rows[i] >= 0:
             record = _words(_at(stretches, rows[i], words) + 4 * offset, out, count)
             _copy(_words(out.ctypes.data + 4 * i * count, out, count), record)
@@ -154,13 +184,14 @@ def write(stretches: Array, words: int, rows: Array, offset: int, given: Array) 
 
 
 @jit
-def step(narrows: Array, shape: Array, rows: Array, steps: Array) -> int:
+def step(records: Array, shape: Array, steps: Array) -> int:
     """Count one more update of every row, in the last narrow word. `steps` is filled; returns the largest."""
     most = 0
-    for i in range(rows.size):
-        _fetch(narrows, rows, i + AHEAD, shape[2], shape[2])
-        if rows[i] >= 0:
-            word = _words(_at(narrows, rows[i], shape[2]) + (shape[2] - 1) * 4, steps, 1)
+    for i in range(len(records)):
+        if i + AHEAD < len(records):
+            fetch(records[i + AHEAD, 1])
+        if records[i, 0]:
+            word = _words(records[i, 1] + (shape[2] - 1) * 4, steps, 1)
             word[0] += 1
             steps[i] = word[0]
             most = max(most, word[0])
@@ -187,38 +218,35 @@ def _of(c: Array, which: Array, i: int) -> Any:
 
 
 @jit
-def assign(
-    wides: Array, narrows: Array, shape: Array, rows: Array, grads: int, c: Array, which: Array, scratch: Array
-) -> None:
+def assign(records: Array, shape: Array, c: Array, which: Array, scratch: Array) -> None:
     dim, width = shape[0], shape[1]
-    for i in range(rows.size):
-        _fetch(wides, rows, i + AHEAD, width, width)
-        if rows[i] >= 0:
-            _copy(_words(_at(wides, rows[i], width), scratch, dim), _words(grads + i * dim * 4, scratch, dim))
+    for i in range(len(records)):
+        if i + AHEAD < len(records):
+            _fetch(records[i + AHEAD, 0], width)
+        if records[i, 0]:
+            _copy(_words(records[i, 0], scratch, dim), _words(records[i, 2], scratch, dim))
 
 
 @jit
-def merge(
-    wides: Array, narrows: Array, shape: Array, rows: Array, grads: int, c: Array, which: Array, scratch: Array
-) -> None:
+def merge(records: Array, shape: Array, c: Array, which: Array, scratch: Array) -> None:
     """The operation is the fourth number of the shape."""
     dim, width, op = shape[0], shape[1], shape[3]
-    for i in range(rows.size):
-        _fetch(wides, rows, i + AHEAD, width, width)
-        if rows[i] >= 0:
-            _fold(_words(_at(wides, rows[i], width), scratch, dim), _words(grads + i * dim * 4, scratch, dim), op)
+    for i in range(len(records)):
+        if i + AHEAD < len(records):
+            _fetch(records[i + AHEAD, 0], width)
+        if records[i, 0]:
+            _fold(_words(records[i, 0], scratch, dim), _words(records[i, 2], scratch, dim), op)
 
 
 @jit
-def sgd(
-    wides: Array, narrows: Array, shape: Array, rows: Array, grads: int, c: Array, which: Array, scratch: Array
-) -> None:
+def sgd(records: Array, shape: Array, c: Array, which: Array, scratch: Array) -> None:
     dim, width = shape[0], shape[1]
-    for i in range(rows.size):
-        _fetch(wides, rows, i + AHEAD, width, width)
-        if rows[i] >= 0:
-            address, k = _at(wides, rows[i], width), _of(c, which, i)
-            w, given = _words(address, scratch, dim), _words(grads + i * dim * 4, scratch, dim)
+    for i in range(len(records)):
+        if i + AHEAD < len(records):
+            _fetch(records[i + AHEAD, 0], width)
+        if records[i, 0]:
+            address, k = records[i, 0], _of(c, which, i)
+            w, given = _words(address, scratch, dim), _words(records[i, 2], scratch, dim)
             if k[1] != 0 or k[2] != 0:
                 own = _own(given, w, k[1], scratch)
                 if k[2] != 0:
@@ -229,15 +257,14 @@ def sgd(
 
 
 @jit
-def adam(
-    wides: Array, narrows: Array, shape: Array, rows: Array, grads: int, c: Array, which: Array, scratch: Array
-) -> None:
+def adam(records: Array, shape: Array, c: Array, which: Array, scratch: Array) -> None:
     dim, width = shape[0], shape[1]
-    for i in range(rows.size):
-        _fetch(wides, rows, i + AHEAD, width, width)
-        if rows[i] >= 0:
-            address, k = _at(wides, rows[i], width), _of(c, which, i)
-            w, given = _words(address, scratch, dim), _words(grads + i * dim * 4, scratch, dim)
+    for i in range(len(records)):
+        if i + AHEAD < len(records):
+            _fetch(records[i + AHEAD, 0], width)
+        if records[i, 0]:
+            address, k = records[i, 0], _of(c, which, i)
+            w, given = _words(address, scratch, dim), _words(records[i, 2], scratch, dim)
             m, v = _words(address + dim * 4, scratch, dim), _words(address + dim * 8, scratch, dim)
             if k[1] != 0:
                 _moments(_own(given, w, k[1], scratch), m, v, k)
@@ -247,15 +274,14 @@ def adam(
 
 
 @jit
-def adagrad(
-    wides: Array, narrows: Array, shape: Array, rows: Array, grads: int, c: Array, which: Array, scratch: Array
-) -> None:
+def adagrad(records: Array, shape: Array, c: Array, which: Array, scratch: Array) -> None:
     dim, width = shape[0], shape[1]
-    for i in range(rows.size):
-        _fetch(wides, rows, i + AHEAD, width, width)
-        if rows[i] >= 0:
-            address, k = _at(wides, rows[i], width), _of(c, which, i)
-            w, given = _words(address, scratch, dim), _words(grads + i * dim * 4, scratch, dim)
+    for i in range(len(records)):
+        if i + AHEAD < len(records):
+            _fetch(records[i + AHEAD, 0], width)
+        if records[i, 0]:
+            address, k = records[i, 0], _of(c, which, i)
+            w, given = _words(address, scratch, dim), _words(records[i, 2], scratch, dim)
             v = _words(address + dim * 4, scratch, dim)
             if k[1] != 0:
                 _adagrad_step(w, _own(given, w, k[1], scratch), v, k)
@@ -264,36 +290,34 @@ def adagrad(
 
 
 @jit
-def rowwise_adagrad(
-    wides: Array, narrows: Array, shape: Array, rows: Array, grads: int, c: Array, which: Array, scratch: Array
-) -> None:
+def rowwise_adagrad(records: Array, shape: Array, c: Array, which: Array, scratch: Array) -> None:
     """One accumulator for the row, of the mean of its gradient's squares."""
     dim, width = shape[0], shape[1]
-    for i in range(rows.size):
-        _fetch(wides, rows, i + AHEAD, width, width)
-        _fetch(narrows, rows, i + AHEAD, shape[2], 1)
-        if rows[i] >= 0:
-            w, k = _words(_at(wides, rows[i], width), scratch, dim), _of(c, which, i)
-            grad = _own(_words(grads + i * dim * 4, scratch, dim), w, k[1], scratch)
+    for i in range(len(records)):
+        if i + AHEAD < len(records):
+            _fetch(records[i + AHEAD, 0], width)
+            fetch(records[i + AHEAD, 1])
+        if records[i, 0]:
+            w, k = _words(records[i, 0], scratch, dim), _of(c, which, i)
+            grad = _own(_words(records[i, 2], scratch, dim), w, k[1], scratch)
             total = grad[0] * grad[0]
             for j in range(1, dim):
                 total += grad[j] * grad[j]
-            seen = _words(_at(narrows, rows[i], shape[2]), scratch, 1)
+            seen = _words(records[i, 1], scratch, 1)
             seen[0] += divide(total, scratch.dtype.type(dim))
             _add_scaled(w, grad, -(k[0] / (math.sqrt(seen[0]) + k[2])))
 
 
 @jit
-def ftrl(
-    wides: Array, narrows: Array, shape: Array, rows: Array, grads: int, c: Array, which: Array, scratch: Array
-) -> None:
+def ftrl(records: Array, shape: Array, c: Array, which: Array, scratch: Array) -> None:
     dim, width = shape[0], shape[1]
-    for i in range(rows.size):
-        _fetch(wides, rows, i + AHEAD, width, width)
-        if rows[i] >= 0:
-            address = _at(wides, rows[i], width)
+    for i in range(len(records)):
+        if i + AHEAD < len(records):
+            _fetch(records[i + AHEAD, 0], width)
+        if records[i, 0]:
+            address = records[i, 0]
             z, n = _words(address + dim * 4, scratch, dim), _words(address + dim * 8, scratch, dim)
-            w, given = _words(address, scratch, dim), _words(grads + i * dim * 4, scratch, dim)
+            w, given = _words(address, scratch, dim), _words(records[i, 2], scratch, dim)
             _ftrl_step(w, given, z, n, _of(c, which, i))
 
 

@@ -21,6 +21,7 @@ KNOWN_STEPS = 1 << 16
 
 _STEPS_AT_ONCE = 1024
 _NO_STEPS = np.empty(0, np.int32)
+_NATIVE = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ class Rows:
         return 4 * (self.arena.width + self.arena.narrow)
 
     @property
+    def value_bytes(self) -> int:
+        """What a row's value takes, as it is handed out."""
+        return STORAGE[self.rule.dtype].itemsize * self.rule.dim
+
+    @property
     def is_fused(self) -> bool:
         return self._kernel is not None
 
@@ -79,9 +85,28 @@ class Rows:
             )
         return tuned
 
-    def pull(self, rows: Array, ids: int, out: int) -> None:
-        """Write the rows' values to this address, as the table's type; of -1, what that id starts as."""
-        self._kernels.pull(self.arena.wides, self._shape, rows, ids, out, self._encoding, self._start)
+    def named(self, rows: Array, data: int, row_bytes: int) -> Array:
+        """The records of rows by their numbers, -1 for none, and of what comes or goes with them at this address."""
+        records = np.empty((rows.size, 3), np.int64)
+        self._kernels.name_records(
+            self.arena.wides, self.arena.narrows, self._shape, rows, data, row_bytes, records
+        )
+        return records
+
+    def located(self, plan: Array, count: int, row_bytes: int) -> Array:
+        """Those of so many ids, of this slot and others of its table, as the plan says."""
+        records = np.empty((count, 3), np.int64)
+        self._kernels.locate(plan, self._shape, row_bytes, records)
+        return records
+
+    def pull(self, records: Array) -> int:
+        """Write the rows' values to where they go, as the table's type. Returns of how many there is none."""
+        missing: int = self._kernels.pull(records, self._shape, self._encoding)
+        return missing
+
+    def pull_missing(self, records: Array, ids: int) -> None:
+        """Write what rows that there are not start as, of ids at this address."""
+        self._kernels.pull_missing(records, ids, self._shape, self._encoding, self._start)
 
     def make(self, rows: Array, which: Array, ids: int) -> None:
         """Begin those rows of a batch whose numbers in it are `which`."""
@@ -92,20 +117,18 @@ class Rows:
 
     # --- updating -----------------------------------------------------------------------------------------------------
 
-    def update(self, rows: Array, grads: int, updater: Updater) -> None:
-        """Update the rows, once each, by the kernel, with gradients at this address."""
-        numbers, which = self._coefficients(rows, updater)
-        self._kernel(
-            self.arena.wides, self.arena.narrows, self._shape, rows, grads, numbers, which, self._scratch
-        )
+    def update(self, records: Array, updater: Updater) -> None:
+        """Update the rows, of this slot and others of its table, once each, by the kernel."""
+        numbers, which = self._coefficients(records, updater)
+        self._kernel(records, self._shape, numbers, which, self._scratch)
 
-    def _coefficients(self, rows: Array, updater: Updater) -> tuple[Array, Array]:
+    def _coefficients(self, records: Array, updater: Updater) -> tuple[Array, Array]:
         """Coefficients for every step that these rows are at, and which of them is each row's. Counts the steps."""
         assert isinstance(updater, Fused)
         if not self._has_steps:
             return self._until(updater, 1), _NO_STEPS
-        steps = np.ones(rows.size, np.int32)
-        most = self._kernels.step(self.arena.narrows, self._shape, rows, steps)
+        steps = np.ones(len(records), np.int32)
+        most = self._kernels.step(records, self._shape, steps)
         if updater is self.rule.updater and most <= KNOWN_STEPS:
             return self._until(updater, most), steps - np.int32(1)
         distinct, which = np.unique(steps, return_inverse=True)
@@ -127,7 +150,9 @@ class Rows:
         stay as they are."""
         arrays = self.read(rows)
         value = np.empty((rows.size, self.rule.dim), np.float32)
-        self._kernels.pull(self.arena.wides, self._shape, rows, address(ids), address(value), 0, self._start)
+        records = self.named(rows, address(value), 4 * self.rule.dim)
+        if self._kernels.pull(records, self._shape, _NATIVE):
+            self._kernels.pull_missing(records, address(ids), self._shape, _NATIVE, self._start)
         arrays["value"] = value
         for number, name in enumerate(self._wide):
             arrays[f"state.{name}"][rows < 0] = self._initial[number]

@@ -45,6 +45,16 @@ class Batch(NamedTuple):
     rows: Array
 
 
+class Asked(NamedTuple):
+    """Rows of one slot: the address of so many ids; and of their gradients, float32, or of where their values go. All
+    addresses are aligned."""
+
+    slot: TableSlot
+    ids: int
+    num_ids: int
+    data: int
+
+
 class Page(NamedTuple):
     """Some rows, and what to ask the next page with; None after the last."""
 
@@ -100,12 +110,8 @@ class TableSlot:
         rows: Array = np.empty(shape, self._storage) if out is None else out.reshape(-1).view(self._storage)
         if rows.size != ids.size * self.options.dim:
             raise UsageError(f"{ids.size} rows of {self.options.dim} do not fit into {rows.size} elements")
-        self.pull_at(address(ids), ids.size, address(rows))
+        pull_rows([Asked(self, address(ids), ids.size, address(rows))])
         return rows.reshape(shape)
-
-    def pull_at(self, ids: int, count: int, out: int) -> None:
-        """The same for so many ids at one address, aligned, to another."""
-        self._rows.pull(self._index.find(ids, count).rows, ids, out)
 
     def threshold(self, ids: Array) -> Array | float | None:
         """The updater's, of the rows of these ids, flat; as they would start, where there are none."""
@@ -130,7 +136,7 @@ class TableSlot:
         is_row = entries.tags < _CANDIDATE
         rows = entries.tags[is_row].astype(np.int64) - 1
         ids, found = self._unmixed(entries.hashes[is_row]), np.empty((rows.size, self.options.dim), self._storage)
-        self._rows.pull(rows, address(ids), address(found))
+        self._rows.pull(self._rows.named(rows, address(found), found.strides[0]))
         return Page(ids, found, int(entries.hashes[-1]) if entries.hashes.size == limit else None)
 
     def pages(self, limit: int = 4096) -> Iterator[Page]:
@@ -200,7 +206,7 @@ class TableSlot:
         if not ids.size:
             return
         if self._rows.is_fused:
-            self.update_at(address(ids), address(grads), ids.size, hyper=hyper, now=now)
+            update_rows([Asked(self, address(ids), ids.size, address(grads))], hyper=hyper, now=now)
             return
         found = self._index.find(address(ids), ids.size)
         proposed = self._rows.propose(found.rows, ids, grads.reshape(ids.size, -1).copy(), updater)
@@ -213,14 +219,11 @@ class TableSlot:
         """Whether a kernel updates it."""
         return self._rows.is_fused
 
-    def update_at(self, ids: int, grads: int, count: int, *, hyper: Mapping[str, float] | None, now: float) -> None:
-        """The same, where `is_fused`, for so many ids at one address, at least one, and float32 rows at another; both
-        aligned."""
-        updater = self._tune(hyper) if hyper else self.updater
+    def _admitted(self, ids: int, count: int, data: int, now: float) -> Array:
+        """The records of these ids, each that is due a row given one."""
         found = self._index.find(ids, count)
         self._admit(found, ids, now, self.options.admit_after)
-        self._rows.update(found.rows, grads, updater)
-        self._age(now)
+        return self._rows.named(found.rows, data, 4 * self.options.dim)
 
     def refusal(self, ids: Sequence[Array]) -> str:
         """Why an update of all of these ids, or one of each list of them, would be refused; empty if it would not be.
@@ -401,6 +404,49 @@ class TableSlot:
         hashes = np.empty(ids.size, np.uint64)
         table_kernels.mix_all(ids, hashes)
         return hashes
+
+
+# --- several slots of one table at once -------------------------------------------------------------------------------
+
+
+def pull_rows(asked: Sequence[Asked]) -> None:
+    """Write the values of rows, in the table's type, to where they go; of an id without a row, what it would start as.
+    Changes nothing."""
+    rows = asked[0].slot._rows
+    records = _located(asked, rows.value_bytes)[0]
+    if rows.pull(records):
+        begin = 0
+        for one in asked:
+            rows.pull_missing(records[begin : begin + one.num_ids], one.ids)
+            begin += one.num_ids
+
+
+def update_rows(asked: Sequence[Asked], *, hyper: Mapping[str, float] | None, now: float) -> None:
+    """Update each of these slots once, where `is_fused`. What may be refused, by `max_bytes`, comes alone: else some
+    slots could have taken their part when another refuses."""
+    first = asked[0].slot
+    updater = first._tune(hyper) if hyper else first.updater
+    if first._counts_pushes:
+        for slot, ids, count, data in asked:
+            slot._rows.update(slot._admitted(ids, count, data, now), updater)
+            slot._age(now)
+        return
+    records, missing = _located(asked, 4 * first.options.dim)
+    begin = 0
+    for (slot, ids, count, data), lacks in zip(asked, missing, strict=True):
+        if lacks:
+            records[begin : begin + count] = slot._admitted(ids, count, data, now)
+        begin += count
+    first._rows.update(records, updater)
+
+
+def _located(asked: Sequence[Asked], row_bytes: int) -> tuple[Array, list[int]]:
+    """The records of all ids, slot by slot; and of each slot, how many ids have no entry."""
+    plan = np.array([
+        (*slot._index.place, *slot._rows.arena.place, ids, count, data, 0) for slot, ids, count, data in asked
+    ])
+    records = asked[0].slot._rows.located(plan, sum([one.num_ids for one in asked]), row_bytes)
+    return records, plan[:, -1].tolist()
 
 
 def _aligned(data: Array, dtype: np.dtype[Any]) -> Array:

@@ -1,0 +1,81 @@
+"""How a shard's slots take what was pushed, and how the head makes of it what the others of its chain take."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from windlass._wire.effects import Effect, Log, Recycle
+from windlass.consistency.rounds import StagedPiece
+from windlass.server.refusing import Refuses
+from windlass.server.rows import apply_together
+from windlass.server.units import Apply, ApplyRows, HeldSlot
+from windlass.types import Block, Bytes, Incarnation
+
+
+class Updates(Refuses):
+    """The part of a shard that changes values; what it holds is the shard's."""
+
+    def _apply(self, unit: Apply) -> list[Effect]:
+        slot = self.slots[unit.slot]
+        effects: list[Effect] = []
+        is_followed = self.log.downstream is not None and not unit.is_reduced
+        if is_followed:
+            self.log.begin()
+        if unit.pieces:
+            try:
+                if unit.is_reduced:
+                    slot.content.update(unit.pieces, hyper=unit.hyper, now=unit.now)
+                elif unit.push in self._errors:
+                    pass  # it is refused: what it would have changed stays as it is
+                elif is_followed:
+                    reduced, told = self._reduce(slot, unit)
+                    effects += told
+                    slot.content.update(reduced, hyper=unit.hyper, now=unit.now)
+                else:
+                    slot.content.apply(unit.pieces, divisor=unit.divisor, hyper=unit.hyper, now=unit.now)
+            except Exception as error:
+                effects.append(self._failed(unit.push, error))
+            if not unit.is_reduced:
+                effects.append(Recycle(tuple(data for _, _, _, data in unit.pieces)))
+        self.applied(slot, unit)
+        if slot.waiting:
+            effects += self._refuse_riders(slot, unit.push) if self._errors else self.answer_waiting(slot)
+        return effects
+
+    def _reduce(self, slot: HeldSlot, unit: Apply) -> tuple[list[StagedPiece], list[Effect]]:
+        """What to update with, as all of the chain do; the head sends it on before it does so itself."""
+        blocks: list[Block] = []
+
+        def room(nbytes: int) -> Bytes:
+            blocks.append(self._room(nbytes))
+            return blocks[-1].array
+
+        reduced = slot.content.reduce(unit.pieces, divisor=unit.divisor, room=room)
+        named = tuple((number, lo, hi) for number, lo, hi, _ in reduced)
+        return reduced, self.log.part(named, tuple(blocks))
+
+    def _apply_rows(self, unit: ApplyRows) -> list[Effect]:
+        """As one: the kernels take rows of several slots."""
+        if self._errors or self.log.downstream is not None:
+            return [effect for one in unit.apart() for effect in self._apply(one)]
+        held = [self.slots[piece[0]] for piece in unit.pieces]
+        effects: list[Effect] = []
+        try:
+            contents = [slot.content for slot in held]
+            apply_together(contents, unit.pieces, divisor=unit.divisor, hyper=unit.hyper, now=unit.now)
+        except Exception as error:
+            effects.append(self._failed(unit.push, error))
+        effects.append(Recycle(tuple([data for _, _, _, data in unit.pieces])))
+        for slot in held:
+            if slot.waiting:
+                effects += self._refuse_riders(slot, unit.push) if self._errors else self.answer_waiting(slot)
+        return effects
+
+    def _failed(self, push: tuple[Incarnation, int], error: Exception) -> Log:
+        """A user's reducer or updater failed: its pushers hear of it, the server lives."""
+        self._errors[push] = f"the update of '{self.spec.name}' failed: {type(error).__name__}: {error}"
+        return Log("error", self._errors[push])
+
+    @abstractmethod
+    def applied(self, slot: HeldSlot, unit: Apply) -> None:
+        """This slot has taken the unit."""
