@@ -19,7 +19,7 @@ from windlass.server.log import COPIED_BYTES, Log
 from windlass.server.pins import Pins
 from windlass.server.rows import TableContent, read_rows
 from windlass.server.units import HeldSlot, Rows, Waiting
-from windlass.store.batch import address
+from windlass.store.batch import bytes_address
 from windlass.types import Block, Bytes, Incarnation, KeyId, KeySpec
 
 ANSWER_BYTES = 8 << 20
@@ -192,7 +192,7 @@ class Answers(ABC):
 
     def _answer_rows(self, peer: Incarnation, pull: int, clock: int, wanted: Rows) -> Send:
         block, pins = self._readable(peer, sum(hi - lo for (_, lo, hi), _ in wanted) * self.itemsize)
-        read_rows([(self.slots[number].content, ids) for (number, _, _), ids in wanted], address(block.array))  # type: ignore[misc]
+        read_rows([(self.slots[number].content, ids) for (number, _, _), ids in wanted], bytes_address(block.array))  # type: ignore[misc]
         data: list[Block] = []
         begin = 0
         for (_, lo, hi), _ in wanted:

@@ -14,7 +14,7 @@ import numpy as np
 from windlass._wire.messages import Piece
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.content import Content, Frozen, Hyper, Room
-from windlass.store.batch import address
+from windlass.store.batch import bytes_address
 from windlass.store.reduce import Op
 from windlass.store.table import Asked, Batch, Contribution, TableSlot, pull_rows, update_rows
 from windlass.types import Array, Block, Bytes
@@ -105,7 +105,7 @@ class TableContent:
     def _asked(self, piece: StagedPiece) -> Asked | None:
         """The same as the kernels take it, if they do."""
         _, lo, hi, data = piece
-        start = address(data)
+        start = bytes_address(data)
         if start % ID_BYTES or hi == lo or not self.table.is_fused:
             return None
         return Asked(self.table, start, hi - lo, start + ID_BYTES * (hi - lo))
@@ -202,10 +202,10 @@ def read_rows(wanted: Sequence[tuple[TableContent, Bytes]], out: int) -> None:
     asked: list[Asked] = []
     copies: list[Bytes] = []  # of ids that do not lie as they should; kept until they are read
     for content, ids in wanted:
-        start = address(ids)
+        start = bytes_address(ids)
         if start % ID_BYTES:
             copies.append(ids.copy())
-            start = address(copies[-1])
+            start = bytes_address(copies[-1])
         asked.append(Asked(content.table, start, ids.nbytes // ID_BYTES, out))
         out += ids.nbytes // ID_BYTES * content.row_bytes
     if asked:

@@ -37,6 +37,12 @@ def _move(_: Any, to: Any, source: Any, nbytes: Any) -> Any:
 move: Any = intrinsic(_move)
 
 
+@jit
+def bytes_address(data: Array) -> int:
+    """Where these bytes begin. numpy needs several times as long to say it."""
+    return data.ctypes.data
+
+
 def num_places(count: int) -> int:
     """How many places `unique` needs for so many ids: at most half are ever used."""
     return 1 << max(6, (2 * count - 1).bit_length())

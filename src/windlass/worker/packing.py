@@ -8,7 +8,7 @@ import numpy as np
 
 from windlass._transport.base import Hub
 from windlass.errors import WindlassError
-from windlass.store.batch import Route, address, pack_ids, pack_rows
+from windlass.store.batch import Route, bytes_address, pack_ids, pack_rows
 from windlass.types import Array, Block
 from windlass.worker.split import Pieces
 
@@ -47,7 +47,7 @@ class Packing:
             self.owned.append(whole)
         else:
             whole = Block(np.empty(total, np.uint8))
-        array, segment, offset, base = whole.array, whole.segment, whole.offset, address(whole.array)
+        array, segment, offset, base = whole.array, whole.segment, whole.offset, bytes_address(whole.array)
         both = list(zip(spans, starts, strict=True))
         self.blocks[shard] = tuple([
             Block(array[start : start + (end - begin) * self._width], segment, offset + start)

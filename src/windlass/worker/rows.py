@@ -12,7 +12,7 @@ from windlass._wire.messages import Piece, Pulled
 from windlass.errors import UsageError, WindlassError
 from windlass.store.batch import (
     Route,
-    address,
+    bytes_address,
     check_ids,
     check_rows_finite,
     expand_rows,
@@ -159,7 +159,7 @@ class RowLanding:
         row_bytes, bounds, lines = self.entry.key.itemsize, self._bounds, []
         for (slot, lo, _), part in zip(pulled.pieces, data, strict=True):
             begin = bounds[slot] + lo
-            lines.append((begin, begin + part.nbytes // row_bytes, address(part)))
+            lines.append((begin, begin + part.nbytes // row_bytes, bytes_address(part)))
         unpack_rows(self._way, np.array(lines, np.int64).reshape(-1, 3), self._rows)
 
     def finish(self, error: WindlassError | None) -> None:
