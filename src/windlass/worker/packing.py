@@ -62,21 +62,23 @@ class Packing:
         return self
 
     def fill(self, shard: int) -> None:
-        """Write what this shard gets, unless it is written; what was sent before is on its way meanwhile."""
-        plan = self._plans.pop(shard, None)
-        if plan is None:
-            return
-        if self._rows is None:
-            pack_ids(self._way, plan)
-        else:
+        """Write what this shard gets, unless it is written. What was sent before leaves first."""
+        if shard in self._plans:
             self._hub.flush()
-            pack_rows(self._way, self._rows, plan)
+            self._write(shard)
 
     def rest(self) -> Packing:
         for shard in list(self._plans):
-            self.fill(shard)
+            self._write(shard)
         self._rows = None
         return self
+
+    def _write(self, shard: int) -> None:
+        plan = self._plans.pop(shard)
+        if self._rows is None:
+            pack_ids(self._way, plan)
+        else:
+            pack_rows(self._way, self._rows, plan)
 
     def ending(self, finish: Callable[[WindlassError | None], None]) -> Callable[[WindlassError | None], None]:
         """What ends the push: from then on the memory may be somebody else's, and is not written to."""
