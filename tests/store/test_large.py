@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import hypothesis.strategies as st
 from hypothesis import given
 
@@ -22,7 +24,7 @@ def test_blocks_never_overlap_and_all_memory_comes_back(steps):
             assert block.array.ctypes.data % 64 == 0
             out.append(block)
         spans = sorted((block.array.ctypes.data, block.array.nbytes) for block in out)
-        assert all(start + size <= after for (start, size), (after, _) in zip(spans, spans[1:], strict=False))
+        assert all(start + size <= after for (start, size), (after, _) in pairwise(spans))
         used = sum(size for _, size in spans)
         assert used <= memory.nbytes - memory.free_bytes <= used + 64 * len(out)
     for block in out:
