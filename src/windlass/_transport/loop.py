@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from windlass._transport.base import Hub
+from windlass._transport.turns import Turns
 from windlass._wire.effects import (
     Dial,
     Event,
@@ -16,6 +17,7 @@ from windlass._wire.effects import (
     Later,
     Leave,
     LinkDown,
+    LinkUp,
     Log,
     Persist,
     Received,
@@ -37,9 +39,14 @@ class State(Protocol):
 REDIAL_SECONDS = 0.05
 
 
+FLUSH_SECONDS = 0.0003
+TURN_SECONDS = 0.002
+"""After so long with the events at hand, others are looked for: nobody waits for all that one peer has sent."""
+
+
 class Loop:
-    """One node. `turn` does a bounded amount of work: the events at hand, then one piece of work put off. `persist`
-    keeps a record, and raises if it cannot: then the node must not go on."""
+    """One node. `turn` does a bounded amount of work: the events at hand, or some of them, then one piece of work put
+    off. `persist` keeps a record, and raises if it cannot: then the node must not go on."""
 
     def __init__(
         self,
@@ -54,6 +61,7 @@ class Loop:
         self.name = name
         self.stopped: str | None = None
         self._later: deque[Later] = deque()
+        self._turns = Turns()
         self._redial: list[tuple[float, Dial]] = []
         self._tick_seconds = tick_seconds
         self._next_tick = 0.0
@@ -65,21 +73,61 @@ class Loop:
 
     def turn(self, timeout: float | None) -> bool:
         """Wait up to `timeout` for something to do, and do it. Says whether there was anything."""
-        if self._later:
+        if self._later or self._turns:
             timeout = 0.0
         elif self._redial:
             timeout = REDIAL_SECONDS if timeout is None else min(timeout, REDIAL_SECONDS)
         if self._tick_seconds is not None:
             left = self._tick(self._tick_seconds)
             timeout = left if timeout is None else min(timeout, left)
-        events = self.hub.poll(timeout)
-        for event in events:
-            self._perform(event)
+        events = () if self._turns.is_full else self.hub.poll(timeout)
+        if self._turns:
+            self._take_turns(events)
+        else:
+            self._work_through(events)
         if self._later:
             self._perform(self._later.popleft())
             return True
         self._dial_again()
-        return bool(events)
+        return bool(events) or bool(self._turns)
+
+    def _work_through(self, events: Sequence[Event]) -> None:
+        """In the order in which they came, as long as that is soon done."""
+        began = flushed = time.monotonic()
+        for done, event in enumerate(events, 1):
+            self._perform(event)
+            if done == len(events):
+                return
+            now = time.monotonic()
+            if now - flushed > FLUSH_SECONDS:  # whoever is answered need not wait for the others
+                self.hub.flush()
+                flushed = now
+            if now - began > TURN_SECONDS:
+                self._take_turns(events[done:])
+                return
+
+    def _take_turns(self, events: Sequence[Event]) -> None:
+        """Whoever has had the least of our time is next, and what is answered leaves at once."""
+        if any(isinstance(event, LinkUp | LinkDown) for event in events):
+            while self._turns:  # news of links are heard after all that came before them
+                self._take_turn()
+            for event in events:
+                self._perform(event)
+            return
+        self._turns.add(events)
+        until = time.monotonic() + TURN_SECONDS
+        while self._turns and self._take_turn() < until:
+            pass
+
+    def _take_turn(self) -> float:
+        """One event. Returns how late it is."""
+        peer, event = self._turns.next()
+        before = time.monotonic()
+        self._perform(event)
+        self.hub.flush()
+        now = time.monotonic()
+        self._turns.spend(peer, now - before)
+        return now
 
     def _tick(self, tick_seconds: float) -> float:
         """Tell the state machine that time has passed, if it is time for that. Seconds until the next time."""
