@@ -86,6 +86,21 @@ def test_a_server_that_wakes_up_within_its_lease_goes_on(transport: str) -> None
     assert report.num_during("resume") == 1
 
 
+def test_a_manager_that_was_stopped_for_longer_than_a_lease_blames_nobody() -> None:
+    def plan(hand: Hand) -> None:
+        somewhere(hand, 9)
+        (manager,) = [node.pid for node in hand.cluster.nodes() if node.role == "manager"]
+        os.kill(manager, signal.SIGSTOP)
+        time.sleep(1.6)
+        os.kill(manager, signal.SIGCONT)
+
+    with cluster("shm") as there:
+        before = there.store().status()["generation"]
+        play(there, 9, plan)
+        time.sleep(0.3)
+        assert there.store().status()["generation"] == before
+
+
 @pytest.mark.parametrize("transport", ["tcp"])
 def test_links_between_servers_that_break_again_and_again_lose_nothing(transport: str) -> None:
     def plan(hand: Hand) -> None:

@@ -11,6 +11,7 @@ members to come back, and goes on where the one before it stopped, under a highe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +55,7 @@ class ManagerState:
         self._heard: dict[Incarnation, float] = {}  # when each node was last heard of
         self._empty_seats: set[Incarnation] = set()  # workers that are gone, and whose seats are kept
         self._now = 0.0
+        self._ticked_at = math.inf  # never yet
         self._next_key = 1
         self._early: list[tuple[Incarnation, m.Declare]] = []
         self._written: set[Incarnation] = set()  # the members of the generation that was written down last
@@ -280,6 +282,7 @@ class ManagerState:
         """Who has been silent for a lease is out, whatever it does: it is not heard any more. Not so a server that
         makes room for a key, which may mean to compile, nor one that nobody can replace: it is waited for."""
         effects: list[Effect] = []
+        self._forgive_own_pause()
         if self._doubted and self._now - self._back_at > 2 * self.config.lease_seconds:
             effects += self._clear_doubts()
         busy = {server for key in self._by_id.values() for server in key.unplaced}
@@ -292,6 +295,13 @@ class ManagerState:
                 effects += self._keep_seat(peer, reason) if is_kept else self._on_gone(peer, reason, is_certain=False)
                 effects.append(Hangup(peer, reason))
         return effects
+
+    def _forgive_own_pause(self) -> None:
+        """Nobody is to blame for a silence in which this manager did not listen: it was stopped, or starved."""
+        pause = self._now - self._ticked_at
+        if pause > self.config.lease_seconds / 2:
+            self._heard = {peer: min(self._now, heard + pause) for peer, heard in self._heard.items()}
+        self._ticked_at = self._now
 
     def _is_kept_seat(self, peer: Incarnation) -> bool:
         return self.config.keeps_seats and peer in self.nodes and self.nodes[peer].role is Role.WORKER
