@@ -21,15 +21,15 @@ from windlass.server.traced import make_server
 from windlass.trace.collector import Collector
 from windlass.trace.recorder import Recorder, open_recorder
 from windlass.types import MANAGER, Consistency, Incarnation, Role, Sequential
+from windlass.worker.assigning import Assigns
 from windlass.worker.options import StoreOptions
 from windlass.worker.state import WorkerState
-from windlass.worker.store import Store as WorkerStore
 from windlass.worker.traced import make_client
 
 SERVER, WORKER = Incarnation(1), Incarnation(2)
 
 
-class Store(WorkerStore):
+class Store(Assigns):
     """The embedded store: `wl.Store()`. One worker, one server, this process."""
 
     def __init__(self, *, consistency: Consistency | None = None, **options: Any) -> None:
