@@ -13,6 +13,7 @@ from typing import Any
 from windlass._transport.inprocess import Network
 from windlass._transport.loop import Loop
 from windlass._wire.messages import Join
+from windlass.engines._compiling import noticed
 from windlass.errors import UsageError
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
@@ -48,6 +49,7 @@ class Store(Assigns):
             join=Join(role=Role.SERVER, pid=os.getpid(), addresses=server_hub.addresses),
             manager=manager_hub.addresses,
             local=local,
+            compiling=noticed,
         )
         manager = ManagerState(ManagerConfig(num_servers=1, num_workers=1, pid=os.getpid()))
         loops = [
