@@ -30,6 +30,7 @@ from windlass.apps.ctr import PROGRESS, Outcome, Plan, train, train_alone
 
 FILTERS = (wl.filters.IdCache(), wl.filters.Int8(block=64))
 WATCH_SECONDS = 0.2
+COMPILING = "a new install compiles kernels"
 
 
 class Result(NamedTuple):
@@ -73,7 +74,9 @@ def run(options: argparse.Namespace, console: Console, kind: str) -> Result:
             done = [train_alone(plan, tell)]
         return result_of(kind, done, None)
     plan.check(options.workers)
-    with wl.Cluster(engine=options.engine, servers=options.servers, workers=options.workers) as cluster:
+    with console.status(f"starting {options.servers} servers and {options.workers} workers; {COMPILING} first"):
+        cluster = wl.Cluster(engine=options.engine, servers=options.servers, workers=options.workers)
+    with cluster:
         share = plan.batch_size // options.workers
         total = plan.steps(options.workers) * share * options.workers * plan.epochs
         with bar(console, kind, total) as tell, watched(cluster.store(), tell):
@@ -110,11 +113,12 @@ def result_of(name: str, done: Sequence[Outcome], traffic: tuple[int, int] | Non
 @contextmanager
 def bar(console: Console, name: str, samples: int) -> Iterator[Any]:
     """A progress bar, on a terminal; gives what to tell of samples and their summed loss."""
-    columns = (TextColumn(f"{name:12}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"))
+    width = max(8, min(40, console.width - 72))
+    columns = (TextColumn(f"{name:12}"), BarColumn(width), MofNCompleteColumn(), TextColumn("{task.fields[loss]}"))
     progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True,
                         disable=not console.is_terminal)  # fmt: skip
     with progress:
-        task = progress.add_task(name, total=samples, loss="")
+        task = progress.add_task(name, total=samples, loss=COMPILING)
 
         def tell(count: float, loss: float) -> None:
             if count:

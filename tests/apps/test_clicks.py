@@ -8,7 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import windlass as wl
-from windlass.apps.clicks import BLOCK, FIELDS, MISSING, NUMBERS, Source, auc, count_lines, smallest_part, zipf
+from windlass.apps.clicks import (
+    BLOCK,
+    FIELDS,
+    MISSING,
+    NUMBERS,
+    Source,
+    auc,
+    count_lines,
+    smallest_part,
+    smallest_size,
+    zipf,
+)
 
 LINE = ["1", *("3" for _ in range(NUMBERS)), *(f"{field:08x}" for field in range(FIELDS))]
 
@@ -22,6 +33,19 @@ def test_generated_samples_are_the_same_whoever_makes_them():
     assert smallest_part(size, 2) == BLOCK + 100
     assert np.array_equal(parts[1].ids[:BLOCK], whole.ids[BLOCK : 2 * BLOCK])
     assert not np.array_equal(whole.numbers, Source(max_ids=50, seed=1).read(0, size).numbers)
+
+
+@given(st.integers(1, 3 * BLOCK), st.integers(1, 5))
+def test_so_many_samples_are_just_enough_for_everybody(part, parts):
+    size = smallest_size(part, parts)
+    assert smallest_part(size, parts) >= part > smallest_part(size - 1, parts)
+
+
+def test_what_is_no_file_is_told(tmp_path):
+    with pytest.raises(wl.UsageError, match=r"there is no file '.*nothing\.txt'"):
+        count_lines(tmp_path / "nothing.txt")
+    with pytest.raises(wl.UsageError, match="is no file"):
+        count_lines(tmp_path)
 
 
 def test_generated_samples_have_criteos_shape_and_a_model_behind_them():

@@ -22,13 +22,13 @@ IDS = np.array([1, 2])
     [
         (lambda s, k: s.push(k, ROWS), r"push\('KEY'\): it is a table: say which rows, by ids="),
         (lambda s, k: s.pull(k), r"pull\('KEY'\): it is a table: say which rows, by ids="),
-        (lambda s, k: s.push(k, ROWS, ids=[1.0, 2.0]), r"'KEY': ids must be int64, or .*, got float64"),
-        (lambda s, k: s.push(k, ROWS, ids=np.array([1, 2], np.uint64)), "ids must be int64, .* got uint64"),
+        (lambda s, k: s.push(k, ROWS, ids=[1.0, 2.0]), r"push\('KEY'\): ids must be int64, or .*, got 1\.0 \(float\)"),
+        (lambda s, k: s.push(k, ROWS, ids=np.array([1, 2], np.uint64)), r"got uint64; ids\.view\(np\.int64\)"),
         (lambda s, k: s.push(k, ROWS, ids=torch.tensor([1.5, 2])), "ids must be int64, .* got float32"),
         (lambda s, k: s.push(k, ROWS, ids=np.array([True, False])), "ids must be int64, .* got bool"),
-        (lambda s, k: s.push(k, ROWS, ids=["a", "b"]), r"push\('KEY'\): ids must be whole numbers .*, got list"),
-        (lambda s, k: s.push(k, ROWS, ids=[[1], [2, 3]]), "ids must be whole numbers .*, got list"),
-        (lambda s, k: s.push(k, ROWS, ids=object()), "ids must be whole numbers .*, got object"),
+        (lambda s, k: s.push(k, ROWS, ids=["a", "b"]), r"push\('KEY'\): ids must be int64, .* got 'a' \(str\)"),
+        (lambda s, k: s.push(k, ROWS, ids=[[1], [2, 3]]), "got lists of different lengths"),
+        (lambda s, k: s.push(k, ROWS, ids=object()), "ids must be int64, .*, got object"),
         (lambda s, k: s.pull(k, ids=[1.0]), "ids must be int64"),
         (
             lambda s, k: s.push(k, np.ones((2, 4), np.float32), ids=IDS),
@@ -48,11 +48,17 @@ IDS = np.array([1, 2])
         (lambda s, k: s.pull(k, range="ab"), r"range expected \(lo, hi\), got 'ab'"),
         (lambda s, k: s.pull(k, range=(1, 2), ids=IDS), "range= and ids= exclude each other"),
         (lambda s, k: s.pull([k, k], range=(1, 2)), "say which rows by ids="),
-        (lambda s, k: s.push(k, ROWS, ids=IDS, hyper={"momentm": 1}).wait(), "momentm"),
+        (lambda s, k: s.push(k, ROWS, ids=IDS, hyper={"momentm": 1}), r"push\('KEY', .* 'momentm' is unknown to SGD"),
         (lambda s, k: s.buffer(k), "table"),
-        (lambda s, k: s.create_table(k, dim=4, update=wl.SGD(lr=1.0)), "'KEY' is declared already, shape was"),
-        (lambda s, k: s.create_table(k, dim=3, max_rows=5), "'KEY' is declared already"),
-        (lambda s, k: s.create(k, np.zeros(3, np.float32)), "'KEY' is declared already"),
+        (lambda s, k: s.create_table(k, dim=4, update=wl.SGD(lr=1.0)), "'KEY' is declared already, dim was 3, got 4; "),
+        (
+            lambda s, k: s.create_table(k, dim=3, update=wl.SGD(lr=1.0), max_rows=5),
+            "'KEY' is declared already, max_rows was None, got 5; delete it first",
+        ),
+        (
+            lambda s, k: s.create(k, np.zeros(3, np.float32)),
+            r"'KEY' is declared already, as a table of dim 3, and now as a dense key of shape \(3,\); delete",
+        ),
         (lambda s, k: s.create_table("dense", dim=3), "'dense' is declared already"),
         (lambda s, k: s.create_table(k + "x", dim=0), "dim must be a whole number from 1"),
         (lambda s, k: s.create_table(k + "x", dim=3, dtype="int32"), "int32"),
@@ -87,6 +93,65 @@ def test_a_mistake_is_named_and_harms_nothing(cluster, key, call, text):
 
     for said in cluster.run(work):
         assert re.search(text.replace("KEY", key), said), said
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ([2**63], r"pull\('emb'\): ids must be int64, .* got 9223372036854775808, and ids go from -2\*\*63 to 2\*\*63"),
+        ([1, -5, 2**63], "got 9223372036854775808, and"),
+        ([[1, 2], [3, -(2**70)]], "got -1180591620717411303424, and"),
+        ([1, None], r"got None \(NoneType\)"),
+        ([True], r"got True \(bool\)"),
+        ({1, 2}, r"got set \{1, 2\}; list\(ids\) makes some"),
+        (np.array([1.5]), r"got float64; ids\.astype\(np\.int64\) makes some"),
+        (torch.tensor([1.5]), "got float32$"),
+    ],
+)
+def test_what_is_no_id_is_told_as_it_was_given(ids, text):
+    store = wl.Store()
+    store.create_table("emb", dim=2)
+    with pytest.raises(wl.UsageError, match=text):
+        store.pull("emb", ids=ids)
+
+
+def test_a_second_declaration_is_told_only_what_differs():
+    store = wl.Store()
+    store.create_table("emb", dim=2, update=wl.SGD(lr=0.1), init=wl.Normal(0.1), filters=[wl.filters.IdCache()])
+    with pytest.raises(wl.UsageError) as caught:
+        store.create_table("emb", dim=2, update=wl.SGD(lr=0.2), init=1.0)
+    assert str(caught.value) == (
+        "'emb' is declared already, init was normal(seed=0, std=0.1, mean=0.0), got constant(value=1.0); "
+        "update sgd: lr was 0.1, got 0.2; filters was ['id_cache'], got (); "
+        "delete it first, or declare it alike everywhere"
+    )
+    store.create("w", np.zeros(3, np.float32), update="add")
+    with pytest.raises(wl.UsageError, match="already, update was 'add', got 'assign'; delete"):
+        store.create("w", np.zeros(3, np.float32))
+
+
+@pytest.mark.parametrize("call", ["push", "pushpull"])
+def test_numbers_that_the_updater_has_not_got_are_refused_before_anything_is_sent(call):
+    store = wl.Store()
+    table = store.create_table("emb", dim=2)
+    store.create("w", np.zeros(2, np.float32), update="add")
+    store.create("v", np.zeros(2, np.float32), update=wl.SGD(lr=1.0))
+    rows, grad, send = np.ones((1, 2), np.float32), np.ones(2, np.float32), getattr(store, call)
+    with pytest.raises(wl.UsageError, match=r"push\('emb'\): hyper=.*, but update='add' has no numbers to set; an upd"):
+        send("emb", rows, ids=[1], hyper={"lr": 0.1})
+    with pytest.raises(wl.UsageError, match=r"push\('w'\): hyper=.*, but update='add' has no numbers to set"):
+        send("w", grad, hyper={"lr": 0.1})
+    with pytest.raises(wl.UsageError, match=r"push\('v', hyper=.*\): SGD\(lr=-1\.0\): lr must be"):
+        send("v", grad, hyper={"lr": -1})
+    assert (len(table), store.version("w"), store.version("v")) == (0, 0, 0)
+    assert store.pushpull("v", grad, hyper={"lr": 0.5}).tolist() == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("rows", [0, -1, 1.5, "many"])
+def test_pages_of_no_rows_are_refused_at_once(rows):
+    table = wl.Store().create_table("emb", dim=2)
+    with pytest.raises(wl.UsageError, match="pages of 'emb': rows expects a whole number of at least 1, got "):
+        table.pages(rows=rows)
 
 
 def test_a_row_that_is_not_finite_is_refused_where_asked_and_named_by_its_id():

@@ -271,12 +271,83 @@ def test_the_driver_reads_rows_ranges_and_pages_without_waiting(cluster, key):
     driver = cluster.store()
     assert (driver.pull(key, ids=np.arange(100)) == WORKERS).all()
     assert driver.pull(key, range=(10, 20))[0].tolist() == list(range(10, 20))
+    assert 99 in driver.table(key)
+    assert 100 not in driver.table(key)
     assert len(driver.table(key)) == 100
     assert sorted(driver.table(key)) == list(range(100))
     with pytest.raises(wl.UsageError, match="no worker"):
         driver.push(key, np.ones((1, 2), np.float32), ids=[1])
-    with pytest.raises(wl.UsageError, match="table"):
-        driver.assign(key, np.ones((1, 2), np.float32))
+
+
+def test_the_driver_sets_rows_between_two_rounds_and_training_goes_on_from_there(cluster, key):
+    """Some are there already, with optimizer state, which stays; others are made."""
+
+    def work(store):
+        store.create_table(key, dim=2, update=wl.Adagrad(lr=1.0), init=3.0, admit_after=2)
+        store.push(key, np.ones((60, 2), np.float32), ids=np.arange(60)).wait()
+        store.push(key, np.ones((60, 2), np.float32), ids=np.arange(60)).wait()
+
+    def go_on(store):
+        before = store.pull(key, ids=[0, 59, 60, 99, 100])[:, 0].tolist()
+        after = store.pushpull(key, np.ones((5, 2), np.float32), ids=[0, 59, 60, 99, 100])
+        return before, after[:, 0].round(4).tolist()
+
+    cluster.run(work)
+    driver = cluster.store()
+    given = np.repeat(np.arange(100, dtype=np.float32)[:, None], 2, 1)
+    driver.assign(key, given[::-1], ids=np.arange(100)[::-1])
+    assert np.array_equal(driver.pull(key, ids=np.arange(100)), given)
+    assert len(driver.table(key)) == 100
+    assert 99 in driver.table(key)
+    old = 1 / np.sqrt(2)  # the second step of Adagrad; the new rows take their first
+    before, after = cluster.run(go_on)[0]
+    assert before == [0.0, 59.0, 60.0, 99.0, 3.0]
+    assert after == pytest.approx([-old, 59 - old, 59.0, 98.0, 3.0], abs=1e-3)
+
+
+def test_a_copy_of_a_table_has_the_rows_that_were_assigned():
+    with wl.Cluster(engine="threads", servers=2, workers=1, replicas=1, timeout=20) as cluster:
+        driver = cluster.store()
+        driver.create_table("emb", dim=3, dtype="float16", ttl_seconds=1000, max_rows=5000)
+        rows = np.random.default_rng(0).normal(size=(2000, 3)).astype(np.float16)
+        driver.assign("emb", rows, ids=np.arange(-1000, 1000))
+        cluster.remove_server("server-0")
+        found, kept = driver.pull("emb", range=(-1000, 1000))
+        assert found.tolist() == list(range(-1000, 1000))
+        assert np.array_equal(kept, rows)
+
+
+def test_an_embedded_store_is_filled_in_the_same_way_after_its_own_pushes():
+    store = wl.Store()
+    table = store.create_table("emb", dim=2, update=wl.SGD(lr=1.0))
+    store.push("emb", np.ones((1, 2), np.float32), ids=[7])
+    store.assign("emb", np.full((2, 2), 5, np.float32), ids=[7, 8])
+    store.push("emb", np.ones((1, 2), np.float32), ids=[7])
+    assert store.pull("emb", ids=[7, 8]).tolist() == [[4, 4], [5, 5]]
+    assert (7 in table, np.int64(8) in table, torch.tensor(9) in table, 2**64 in table) == (True, True, False, False)
+    store.create("w", np.zeros(2, np.float32), update="add")
+    store.push("w", np.ones(2, np.float32))
+    store.assign("w", np.full(2, 5, np.float32))
+    assert store.pushpull("w", np.ones(2, np.float32)).tolist() == [6, 6]
+
+
+def test_rows_that_cannot_be_assigned_are_refused_and_none_of_them_is_set():
+    store = wl.Store()
+    table = store.create_table("emb", dim=2, max_bytes=50_000)
+    rows = np.ones((2, 2), np.float32)
+    for call, text in [
+        (lambda: store.assign("emb", rows), "say which rows, by ids="),
+        (lambda: store.assign("emb", rows, ids=[4, 4]), r"assign\('emb'\): expected every id once, got 4 more"),
+        (lambda: store.assign("emb", rows, ids=[1]), r"assign\('emb'\): expected shape \(1, 2\)"),
+        (lambda: store.assign("emb", rows, ids=[1, 2], range=(0, 1)), "say which rows by ids="),
+        (lambda: store.assign("emb", np.ones((20_000, 2), np.float32), ids=np.arange(20_000)), "outgrow max_bytes"),
+        (lambda: "7" in table, "an id of 'emb' is a whole number, got '7'"),
+    ]:
+        with pytest.raises(wl.UsageError, match=text):
+            call()
+    assert len(table) == 0
+    store.assign("emb", rows, ids=[1, 2])
+    assert len(table) == 2
 
 
 def test_a_table_that_is_deleted_and_declared_again_is_a_new_one(cluster, key):

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 from tests.apps.logistic.data import make, write_libsvm
 from windlass.apps.logistic import Source, load
 from windlass.cli.app import app
+from windlass.cli.demo_words import is_first_use
+from windlass.cli.logistic import KERNELS, number
 
 
 def windlass(*arguments):
@@ -34,6 +36,9 @@ def test_a_model_is_fitted_shown_scored_saved_and_applied(files):
     lines = re.findall(r"^ +(\d+) +([\d,.]+) +(\d+) +([\d.]+ k?B) +[\d.]+$", found.output, re.MULTILINE)
     assert [int(number) for number, *_ in lines] == [*range(11), 12]
     objectives = [float(objective.replace(",", "")) for _, objective, *_ in lines]
+    seconds = re.findall(r"B +([\d.]+)$", found.output, re.MULTILINE)
+    assert float(seconds[0]) < 2  # kernels are loaded, or compiled, before
+    assert f"Objective {objectives[-1]:.6g} with" in found.output
     assert objectives[0] == pytest.approx(300 * np.log(2), abs=0.01)
     assert objectives[-1] < objectives[0]
     model = load(files / "model.npz")
@@ -74,10 +79,33 @@ def test_a_broken_line_is_named_by_the_worker_that_reads_it(files):
     found = windlass(broken)
     assert found.exit_code != 0
     assert "broken.libsvm, line 301: expected index:value, with a finite number, got '6:six'" in found.stderr
+    assert found.stderr.count("\n") == 1
+    assert found.stdout == ""  # nothing was fitted, so nothing is said of it
 
 
-def test_help_names_both_commands():
-    found = windlass("--help")
+@pytest.mark.parametrize("arguments", [["--help"], [], ["fit", "--help"]])
+def test_help_is_that_of_a_fit_and_names_the_other_command(arguments):
+    found = windlass(*arguments)
     assert found.exit_code == 0
-    assert "fit" in found.stdout
-    assert "predict" in found.stdout
+    assert "--l1" in found.stdout
+    assert "--max-passes" in found.stdout
+    assert "windlass logistic train.libsvm --l1 1" in found.stdout
+    assert "windlass logistic predict --help" in found.stdout
+
+
+def test_an_objective_is_told_to_the_hundredth_however_large():
+    assert [number(each) for each in (22569.5678, 1234567.891, 207.94415, 0.693147)] == [
+        "22,569.57", "1,234,567.89", "207.944", "0.693147",
+    ]  # fmt: skip
+
+
+def test_kernels_are_new_until_they_were_compiled_after_their_source_was_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert is_first_use(*KERNELS)
+    for each in KERNELS:
+        folder, _, file = each.rpartition("/")
+        made = tmp_path / f"{folder.rpartition('/')[2]}_1234" / f"{file.removesuffix('.py')}.fn-1.py312.nbi"
+        made.parent.mkdir(exist_ok=True)
+        assert is_first_use(*KERNELS)
+        made.touch()
+    assert not is_first_use(*KERNELS)

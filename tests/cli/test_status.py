@@ -87,6 +87,37 @@ def test_nodes_that_have_left_are_told_as_a_number() -> None:
     assert told.count("server-") == 1
 
 
+@pytest.mark.parametrize("width", [80, 160])
+def test_keys_with_long_names_and_filters_are_whole_in_80_columns(width: int) -> None:
+    name = "embeddings/user-clicks"
+    held = {
+        "version": 6, "value_bytes": 3e7, "state_bytes": 2e6, "staged_bytes": 0, "waiting_pulls": 0, "rows": 100_000,
+        "clocks": {"worker-0": 3, "worker-1": 3}, "residual_norms": {"worker-0": 10.6, "worker-1": 11.5},
+        "filters": [
+            {"filter": "id_cache", "before": 43.2e6, "after": 4e7}, {"filter": "int8", "before": 4e7, "after": 1.18e7}
+        ],
+    }  # fmt: skip
+    key = {
+        "shape": [0, 16], "is_table": True, "dtype": "float32", "reduce": "sum", "update": "adagrad", "replicas": 1,
+        "consistency": "Bounded(delay=4)", "shards": [["server-0", "server-1"]] * 4 + [["server-1", "server-0"]] * 4,
+    }  # fmt: skip
+    nodes = [{"name": f"worker-{n}", "role": "worker", "state": "alive", "pid": 7, "address": ""} for n in (0, 1)]
+    cluster = {
+        "driver": 1, "command": "", "manager": [], "generation": "1.1", "nodes": nodes, "problems": [],
+        "keys": {name: key}, "servers": {"server-0": {"keys": {name: held}}},
+    }  # fmt: skip
+    console = Console(file=io.StringIO(), width=width)
+    show(console, cluster)
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, told.splitlines())) <= width
+    for whole in (
+        "float32 table, 100,000 × 16", "sum, adagrad", "bounded(4)", "4@0 4@1 ×2", "32 MB", "43.2 MB",
+        "id_cache 40 MB →", "int8 11.8 MB", "worker-0 10.6,", "worker-1 11.5",
+    ):  # fmt: skip
+        assert whole in told
+    assert told.count(name) == (4 if width == 80 else 3)
+
+
 def test_a_manager_is_named_by_address_and_token(run: subprocess.Popen[str]) -> None:
     (config,) = (config for pid, config in find_clusters() if pid == run.pid)
     arguments = ("status", "--json", "--manager", ",".join(config.manager))

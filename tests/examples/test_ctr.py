@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import windlass as wl
 from windlass.apps.clicks import FIELDS, NUMBERS, Source, auc
@@ -68,8 +72,39 @@ def test_it_reads_criteos_file(tmp_path):
 def test_what_cannot_be_done_is_one_line(tmp_path):
     done = run("--data", "nothing.txt", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith("ctr.py: ")
-    assert "nothing.txt" in done.stderr
+    assert done.stderr == "ctr.py: there is no file 'nothing.txt'\n"
     done = run("--prefetch", "9", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr == "ctr.py: tables that may miss 4 pushes cannot be asked 9 batches ahead\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "workers", "text"),
+    [
+        (
+            {"samples": 100}, 2,
+            "100 samples are too few for one step of 2 workers: they are dealt out in blocks of 4096, and somebody has "
+            "0 of the 512 that each takes. Expected 4608 samples or more, or fewer workers",
+        ),
+        (
+            {"samples": 100}, 1,
+            "100 samples are too few for a step of 1024: expected 1024 samples or more, or a batch of 100 or less",
+        ),
+        ({"batch_size": 1}, 2, "a batch of 1 cannot be shared by 2 workers: expected 2 or more"),
+        ({"tests": 0}, 1, "expected 1 sample to test with, or more, got 0"),
+    ],
+)  # fmt: skip
+def test_too_few_samples_are_told_with_how_many_would_do(changes, workers, text):
+    with pytest.raises(wl.UsageError) as caught:
+        replace(PLAN, **changes).check(workers)
+    assert str(caught.value) == text
+
+
+def test_whoever_waits_for_the_first_step_is_told_that_kernels_may_be_compiled():
+    spec = importlib.util.spec_from_file_location("ctr", SCRIPT)
+    ctr = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(ctr)
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    with ctr.bar(console, "no filters", 10):
+        pass
+    assert "a new install compiles kernels" in console.file.getvalue()

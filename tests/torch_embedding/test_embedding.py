@@ -305,7 +305,10 @@ def test_mistakes_are_named(store):
     rows, bag = wl.torch.Embedding(store.make()), wl.torch.EmbeddingBag(store.make("bags"))
     ids = torch.tensor([1, 2])
     mistakes = [
-        (lambda: wl.torch.Embedding("emb"), "Embedding expects a table, store.table"),
+        (lambda: wl.torch.Embedding("emb"), "Embedding expects a table, got 'emb': its rows are on the servers"),
+        (lambda: wl.torch.Embedding(10, 2), r"got 10, 2: .* store\.create_table\('emb', dim=16\) makes one"),
+        (lambda: wl.torch.Embedding(num_embeddings=10, embedding_dim=2), "Embedding expects a table, got 10, 2"),
+        (lambda: wl.torch.EmbeddingBag(10, 2, mode="sum"), r"wl\.torch\.EmbeddingBag\(store\.table\('emb'\)\)"),
         (lambda: wl.torch.Embedding(rows.table, padding_idx=1.5), "padding_idx expects an id or None, got 1.5"),
         (lambda: wl.torch.EmbeddingBag(rows.table, mode="median"), "mode expects 'sum', 'mean', 'max', got 'median'"),
         (lambda: rows(ids.float()), "Embedding of 'emb': ids must be whole numbers, int64 at best, got torch.float32"),

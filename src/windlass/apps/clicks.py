@@ -75,6 +75,12 @@ def smallest_part(size: int, parts: int) -> int:
     return min(sum(min(BLOCK, size - start) for start in range(0, size, BLOCK)[part::parts]) for part in range(parts))
 
 
+def smallest_size(part: int, parts: int) -> int:
+    """How many samples there must be so that everybody has so many."""
+    rounds = max(0, part - 1) // BLOCK
+    return (rounds * parts + parts - 1) * BLOCK + part - rounds * BLOCK
+
+
 def _joined(blocks: list[Clicks]) -> Clicks:
     empty = Clicks(*(np.empty((0, *rest), kind) for rest, kind in (
         ((NUMBERS,), np.float32), ((FIELDS,), np.int64), ((), np.float32), ((), np.float32)
@@ -188,7 +194,11 @@ def _number(cell: str) -> int:
 
 
 def count_lines(path: Path) -> int:
-    """How many samples a file has, its titles not counted."""
+    """How many samples a file has, its titles not counted. UsageError if it cannot be read."""
+    if not path.exists():
+        raise UsageError(f"there is no file '{path}'")
+    if not path.is_file():
+        raise UsageError(f"'{path}' is no file")
     with open(path, "rb") as file:
         first = file.readline()
         has_titles = first[:1] not in (b"0", b"1") or first[1:2] not in (b"\t", b",")

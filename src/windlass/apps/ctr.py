@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from windlass.apps.clicks import BLOCK, FIELDS, NUMBERS, Clicks, Floats, Ids, Source, smallest_part
+from windlass.apps.clicks import BLOCK, FIELDS, NUMBERS, Clicks, Floats, Ids, Source, smallest_part, smallest_size
 from windlass.errors import UsageError
 from windlass.store.initial import Uniform
 from windlass.store.optimizers import Adagrad
@@ -48,13 +48,29 @@ class Plan:
 
     def check(self, workers: int) -> None:
         """Raise UsageError for what could only fail later."""
-        if self.batch_size < workers or not self.steps(workers) or self.tests < 1:
+        if self.tests < 1:
+            raise UsageError(f"expected 1 sample to test with, or more, got {self.tests}")
+        if self.batch_size < workers:
             raise UsageError(
-                f"expected samples for a step of each worker, at least, and for a test: got {self.samples} in blocks "
-                f"of {BLOCK}, batches of {self.batch_size}, {workers} workers, and {self.tests} for the test"
+                f"a batch of {self.batch_size} cannot be shared by {workers} workers: expected {workers} or more"
             )
+        if not self.steps(workers):
+            raise UsageError(self._too_few(workers))
         if self.depth and self.depth > self.delay:
             raise UsageError(f"tables that may miss {self.delay} pushes cannot be asked {self.depth} batches ahead")
+
+    def _too_few(self, workers: int) -> str:
+        share, least = self.batch_size // workers, smallest_part(self.samples, workers)
+        expected = [f"{smallest_size(share, workers)} samples or more"]
+        if least:
+            expected.append(f"a batch of {least * workers} or less")
+        if workers == 1:
+            return f"{self.samples} samples are too few for a step of {share}: expected {', or '.join(expected)}"
+        expected.append("fewer workers")
+        return (
+            f"{self.samples} samples are too few for one step of {workers} workers: they are dealt out in blocks of "
+            f"{BLOCK}, and somebody has {least} of the {share} that each takes. Expected {', or '.join(expected)}"
+        )
 
     def steps(self, workers: int) -> int:
         """Of every worker, in an epoch."""

@@ -363,18 +363,17 @@ def checkpoint_diff(
 
 
 class _FitByDefault(typer.core.TyperGroup):
-    """`logistic FILE` is `logistic fit FILE`."""
+    """`logistic FILE` is `logistic fit FILE`, and its help is that of `fit`, which names the other commands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = ["fit", *args]
+        if not args or args[0] not in self.commands:
+            args = ["fit", *(args or ["--help"])]
         return super().parse_args(ctx, args)
 
 
 logistic = typer.Typer(
     cls=_FitByDefault,
     help="Sparse logistic regression with an L1 penalty. [b]windlass logistic FILE[/b] fits a model.",
-    no_args_is_help=True,
     rich_markup_mode="rich",
 )
 app.add_typer(logistic, name="logistic")
@@ -391,7 +390,9 @@ Label = Annotated[str, typer.Option(metavar="COLUMN", help="In CSV, the label's 
 @logistic.command(
     "fit",
     epilog="Examples:\n\n[b]windlass logistic train.libsvm --l1 1 --test test.libsvm --save model.npz[/b]\n\n"
-    "[b]windlass logistic clicks.csv --label clicked --l1 4 --workers 4 --delay 2[/b]",
+    "[b]windlass logistic clicks.csv --label clicked --l1 4 --workers 4 --delay 2[/b]\n\n"
+    "A saved model is applied by another command, [b]windlass logistic predict --help[/b]:\n\n"
+    "[b]windlass logistic predict model.npz test.libsvm > labels.txt[/b]",
 )
 def logistic_fit(
     context: typer.Context,
@@ -430,10 +431,11 @@ def logistic_fit(
     format: Format = "auto",
     label: Label = "1",
 ) -> None:
-    """Fit a model to a file of examples.
+    """Fit a sparse logistic regression, with an L1 penalty, to a file of examples.
 
-    A libsvm line is [b]label index:value ...[/b]; labels are 1, and -1 or 0. The
-    objective is the sum of the logistic losses and of [b]l1[/b] times every weight's magnitude.
+    The word [b]fit[/b] may be left out. A libsvm line is [b]label index:value ...[/b];
+    labels are 1, and -1 or 0. The objective is the sum of the logistic losses and of
+    [b]l1[/b] times every weight's magnitude.
     """
     from windlass.apps.logistic import Plan, Source
     from windlass.cli.logistic import Job, fit

@@ -59,14 +59,21 @@ def starting(asked: Demo, *, is_first_use: bool) -> str:
     return f"{who}: {COMPILING}" if is_first_use else who
 
 
-def is_first_use() -> bool:
-    """Whether numba has yet to compile the kernels: it keeps them in one of a few places, newer than their source."""
-    folder = Path(windlass.store.__path__[0])
-    written = (folder / "kernels.py").stat().st_mtime
+def is_first_use(*sources: str) -> bool:
+    """Whether numba has yet to compile kernels, those of the store or of these files of the package: it keeps them in
+    one of a few places, newer than their source."""
+    package = Path(windlass.store.__path__[0]).parent
+    return any(_is_new(package / each) for each in sources or ("store/kernels.py",))
+
+
+def _is_new(source: Path) -> bool:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     chosen = os.environ.get("NUMBA_CACHE_DIR")
-    places = [Path(chosen)] if chosen else [folder / "__pycache__", cache / "numba"]
-    return not any(file.stat().st_mtime >= written for place in places for file in place.rglob("kernels.*.nbi"))
+    shared = Path(chosen) if chosen else cache / "numba"
+    made = [*shared.glob(f"{source.parent.name}_*/{source.stem}.*.nbi")]
+    if not chosen:
+        made += (source.parent / "__pycache__").glob(f"{source.stem}.*.nbi")
+    return not any(each.stat().st_mtime >= source.stat().st_mtime for each in made)
 
 
 def conclude(console: Console, asked: Demo, epochs: Sequence[report.Epoch], seconds: float) -> None:

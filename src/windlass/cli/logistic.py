@@ -13,13 +13,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from windlass.apps.logistic import Census, Fitted, Plan, Source, load, train
+from windlass.apps import logistic
+from windlass.apps.logistic import Census, Fitted, Plan, Source, load, warm_up
 from windlass.apps.logistic import progress as telling
 from windlass.cli.demo_words import COMPILING, count, is_first_use, say
 from windlass.engines.cluster import Cluster
 from windlass.errors import UsageError, WindlassError
+from windlass.worker.store import Store
 
 WATCH_SECONDS = 0.1
+KERNELS = ("store/kernels.py", "store/table_kernels.py", "store/row_kernels.py", "apps/logistic/kernels.py")
 HEADING = "pass        objective   non-zeros      traffic   seconds"
 
 
@@ -54,16 +57,23 @@ def fit(job: Job) -> None:
     console = Console(highlight=False)
     plan = job.plan
     who = f"{count(job.servers, 'server')} and {count(job.workers, 'worker')}"
-    say(console, f"Algorithm {plan.algorithm} on {job.source.path}: l1 {plan.l1:g}, {who}, {_policy(plan)}.")
-    is_first = is_first_use()
+    is_first = is_first_use(*KERNELS)
+    title = f"Algorithm {plan.algorithm} on {job.source.path}: l1 {plan.l1:g}, {who}, {_policy(plan)}."
+    board = Board(console, plan, title, COMPILING if is_first else "reading")
     began = time.monotonic()
     with console.status(f"Starting {who}" + (f": {COMPILING}" if is_first else "")):
         cluster = Cluster(servers=job.servers, workers=job.workers)
-    board = Board(console, plan)
     with cluster, board, _watched(cluster, plan, board):
-        fitted = cluster.run(train, job.source, plan)[0]
+        fitted = cluster.run(_train, job.source, plan)[0]
     board.finish(fitted)
     _conclude(console, job, fitted, time.monotonic() - began)
+
+
+def _train(store: Store, source: Source, plan: Plan) -> Fitted:
+    """What a worker does. A broken file is told of at once, and the seconds of a pass are its own."""
+    rows = source.read(store.rank, store.num_workers)
+    warm_up(store, plan)
+    return logistic.fit(store, rows, plan)
 
 
 def _conclude(console: Console, job: Job, fitted: Fitted, seconds: float) -> None:
@@ -72,7 +82,7 @@ def _conclude(console: Console, job: Job, fitted: Fitted, seconds: float) -> Non
     traffic = size(last.pushed_bytes + last.pulled_bytes)
     passes = f"{last.number} pass{'' if last.number == 1 else 'es'}"
     say(console, f"{_examples(census)}; {passes}, {traffic} pushed and pulled, {seconds:.1f} s in all.")
-    say(console, f"Objective {model.objective:.6g} with {model.ids.size:,} weights that are not 0.")
+    say(console, f"Objective {number(model.objective)} with {model.ids.size:,} weights that are not 0.")
     if last.number >= job.plan.most_passes:
         say(console, f"It still falls: raise --max-passes above {job.plan.most_passes} to come closer to the least.")
     if job.test:
@@ -111,10 +121,11 @@ def predict(model: str, source: Source, *, is_chance: bool) -> None:
 
 
 class Board:
-    """Shows a fit in a `with` block: on a terminal a bar, elsewhere whole lines."""
+    """Shows a fit in a `with` block: on a terminal a bar, elsewhere whole lines. What is fitted is said when the fit is
+    under way: where it cannot be, the error stands alone."""
 
-    def __init__(self, console: Console, plan: Plan) -> None:
-        self._console, self._plan, self._began, self._shown = console, plan, time.monotonic(), -1
+    def __init__(self, console: Console, plan: Plan, title: str, opening: str) -> None:
+        self._console, self._title, self._is_begun = console, title, False
         self._progress = Progress(
             TextColumn("pass {task.completed:.0f}", style="bold"),
             BarColumn(bar_width=max(8, min(30, console.width - 62))),
@@ -123,31 +134,38 @@ class Board:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._bar = self._progress.add_task("", total=plan.most_passes, where="reading, compiling")
+        self._bar = self._progress.add_task("", total=plan.most_passes, where=opening)
 
     def __enter__(self) -> Board:
-        self._console.print(HEADING, style="bold", soft_wrap=True)
         self._progress.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
+    def _begin(self) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            say(self._console, self._title)
+            self._console.print(HEADING, style="bold", soft_wrap=True)
+
     def show(self, sums: telling.Sums) -> None:
         """Where the workers are now."""
         share = sums.share
         traffic = size(share.pushed_bytes + share.pulled_bytes)
-        where = f"objective {sums.objectives[0]:.6g}, {share.nonzeros:,.0f} non-zeros, {traffic}"
+        where = f"objective {number(sums.objectives[0])}, {share.nonzeros:,.0f} non-zeros, {traffic}"
         if share.pushed_bytes:
+            self._begin()
             self._progress.update(self._bar, completed=share.passes, where=where)
 
     def finish(self, fitted: Fitted) -> None:
         """The passes, those that are worth a line: the first ten, every tenth of the first hundred, and so on."""
+        self._begin()
         last = fitted.history[-1].number
         for each in fitted.history:
             if each.number % 10 ** max(0, len(str(each.number)) - 1) == 0 or each.number == last:
                 line = (
-                    f"{each.number:>4}   {each.objective:>14,.2f}   {each.nonzeros:>9,}   "
+                    f"{each.number:>4}   {number(each.objective):>14}   {each.nonzeros:>9,}   "
                     f"{size(each.pushed_bytes + each.pulled_bytes):>10}   {each.seconds:>7.2f}"
                 )
                 self._console.print(line, soft_wrap=True)
@@ -176,10 +194,15 @@ def _watched(cluster: Cluster, plan: Plan, board: Board) -> Iterator[None]:
         thread.join(1.0)
 
 
-def size(number: float) -> str:
+def number(objective: float) -> str:
+    """An objective, everywhere alike: to the hundredth, and a small one to six digits."""
+    return f"{objective:,.2f}" if objective >= 1000 else f"{objective:.6g}"
+
+
+def size(count: float) -> str:
     """Bytes, in words."""
     for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.2f} GB"
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"

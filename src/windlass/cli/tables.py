@@ -14,6 +14,9 @@ from windlass.types import Role
 
 MAX_WORKER_COLUMNS = 8
 MAX_KEY_ROWS = 30
+_GIVING_WAY = ("key", "value", "update", "address", "clocks", "filters", "after each", "kept back (norm)")
+"""The columns that are folded on a narrow terminal; of others nothing would be left."""
+
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -28,9 +31,12 @@ def show(console: Console, cluster: dict[str, Any]) -> None:
         keys = {name: key for name, key in cluster["keys"].items() if not name.startswith("windlass/")}
         if keys:
             shown = dict(list(keys.items())[:MAX_KEY_ROWS])
-            console.print(_keys(cluster, shown), "", sep="\n")
+            for table in _fitting(console, _keys(cluster, shown)):
+                console.print(table, "", sep="\n")
             console.print(_clocks(cluster, shown))
             if (filters := _filters(cluster, shown)) is not None:
+                if not _fits(console, filters):
+                    filters = _filters(cluster, shown, "\n")
                 console.print("", filters, sep="\n")
             if len(keys) > len(shown):
                 console.print(f"[dim]and {len(keys) - len(shown):,} more keys; --json shows all[/dim]")
@@ -68,7 +74,7 @@ def _missing(cluster: dict[str, Any]) -> str:
 def _table(*headings: str, right: tuple[str, ...] = ()) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in headings:
-        is_long = heading in ("key", "value", "update", "address")  # these give way on a narrow terminal
+        is_long = heading in _GIVING_WAY
         justify: Literal["left", "right"] = "right" if heading in right else "left"
         table.add_column(heading, justify=justify, overflow="fold", no_wrap=not is_long)
     return table
@@ -96,26 +102,43 @@ def _departed(cluster: dict[str, Any]) -> list[str]:
     return [f"[dim]gone: {', '.join(counts)}[/dim]"] if counts else []
 
 
-def _keys(cluster: dict[str, Any], keys: dict[str, Any]) -> Table:
-    table = _table(
-        "key", "value", "update", "consistency", "shards", "version", "memory", "waiting",
-        right=("version", "memory", "waiting"),
-    )  # fmt: skip
+_SAID, _HELD = ("value", "update", "consistency"), ("shards", "version", "memory", "waiting")
+
+
+def _fitting(console: Console, rows: list[dict[str, str]]) -> list[Table]:
+    """The keys in one table; where it is too wide, what they were declared as, and then what is held of them."""
+    for parts in ([(*_SAID, *_HELD)], [_SAID, _HELD]):
+        tables = [_table("key", *part, right=_HELD[1:]) for part in parts]
+        for table, part in zip(tables, parts, strict=True):
+            for row in rows:
+                table.add_row(row["key"], *(row[each] for each in part))
+        if all(_fits(console, table) for table in tables):
+            break
+    return tables
+
+
+def _fits(console: Console, table: Table) -> bool:
+    """Whether nothing of it has to be folded."""
+    return console.measure(table, options=console.options.update(max_width=1 << 16)).maximum <= console.width
+
+
+def _keys(cluster: dict[str, Any], keys: dict[str, Any]) -> list[dict[str, str]]:
+    rows: list[dict[str, str]] = []
     for name, key in keys.items():
         held = {server: said["keys"][name] for server, said in cluster["servers"].items() if name in said["keys"]}
         keeper = held.get(next(iter(key["shards"][0]), ""))
         parts = ("value_bytes", "state_bytes", "staged_bytes")
-        table.add_row(
-            f"[bold]{escape(name)}[/bold]",
-            _value(key, held),
-            f"{key['reduce']}, {key['update']}",
-            _policy(key["consistency"]),
-            _places(key["shards"], key["replicas"]),
-            str(keeper["version"]) if keeper else "?",
-            amount(sum(one[part] for one in held.values() for part in parts)),
-            str(sum(one["waiting_pulls"] for one in held.values())),
-        )
-    return table
+        rows.append({
+            "key": f"[bold]{escape(name)}[/bold]",
+            "value": _value(key, held),
+            "update": f"{key['reduce']}, {key['update']}",
+            "consistency": _policy(key["consistency"]),
+            "shards": _places(key["shards"], key["replicas"]),
+            "version": str(keeper["version"]) if keeper else "?",
+            "memory": amount(sum(one[part] for one in held.values() for part in parts)),
+            "waiting": str(sum(one["waiting_pulls"] for one in held.values())),
+        })  # fmt: skip
+    return rows
 
 
 def _value(key: dict[str, Any], held: dict[str, dict[str, Any]]) -> str:
@@ -126,8 +149,8 @@ def _value(key: dict[str, Any], held: dict[str, dict[str, Any]]) -> str:
     return f"{key['dtype']} {'×'.join(map(str, key['shape'])) or 'scalar'}"
 
 
-def _filters(cluster: dict[str, Any], keys: dict[str, Any]) -> Table | None:
-    """What filters made of pushes, and what workers keep back."""
+def _filters(cluster: dict[str, Any], keys: dict[str, Any], between: str = " ") -> Table | None:
+    """What filters made of pushes, and what workers keep back; `between` is what stands between two of them."""
     table = _table("filters", "pushed", "after each", "kept back (norm)", right=("pushed",))
     for name in keys:
         held = [said["keys"][name] for said in cluster["servers"].values() if name in said["keys"]]
@@ -141,10 +164,10 @@ def _filters(cluster: dict[str, Any], keys: dict[str, Any]) -> Table | None:
         for one in held:
             for worker, norm in one.get("residual_norms", {}).items():
                 norms[worker] = max(norm, norms.get(worker, 0.0))
-        kept = ", ".join(f"{worker} {norm:.3g}" for worker, norm in sorted(norms.items()))
+        kept = f",{between}".join(f"{worker} {norm:.3g}" for worker, norm in sorted(norms.items()))
         lost = max((one.get("lost_residual_norm", 0.0) for one in held), default=0.0)
         kept += f"[red], lost {lost:.3g}[/red]" if lost else ""
-        steps = " → ".join(f"{each} {amount(size)}" for each, size in zip(names, after, strict=True))
+        steps = f" →{between}".join(f"{each} {amount(size)}" for each, size in zip(names, after, strict=True))
         table.add_row(f"[bold]{escape(name)}[/bold]", amount(before), escape(steps), kept)
     return table if table.row_count else None
 

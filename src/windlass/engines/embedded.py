@@ -13,6 +13,7 @@ from typing import Any
 from windlass._transport.inprocess import Network
 from windlass._transport.loop import Loop
 from windlass._wire.messages import Join
+from windlass.engines._compiling import noticed
 from windlass.errors import UsageError
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
@@ -21,15 +22,15 @@ from windlass.server.traced import make_server
 from windlass.trace.collector import Collector
 from windlass.trace.recorder import Recorder, open_recorder
 from windlass.types import MANAGER, Consistency, Incarnation, Role, Sequential
+from windlass.worker.assigning import Assigns
 from windlass.worker.options import StoreOptions
 from windlass.worker.state import WorkerState
-from windlass.worker.store import Store as WorkerStore
 from windlass.worker.traced import make_client
 
 SERVER, WORKER = Incarnation(1), Incarnation(2)
 
 
-class Store(WorkerStore):
+class Store(Assigns):
     """The embedded store: `wl.Store()`. One worker, one server, this process."""
 
     def __init__(self, *, consistency: Consistency | None = None, **options: Any) -> None:
@@ -48,6 +49,7 @@ class Store(WorkerStore):
             join=Join(role=Role.SERVER, pid=os.getpid(), addresses=server_hub.addresses),
             manager=manager_hub.addresses,
             local=local,
+            compiling=noticed,
         )
         manager = ManagerState(ManagerConfig(num_servers=1, num_workers=1, pid=os.getpid()))
         loops = [

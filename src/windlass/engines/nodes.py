@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 import traceback
+from contextlib import nullcontext
 from typing import Any
 
 import cloudpickle
@@ -20,6 +21,7 @@ import msgspec
 from windlass._transport.loop import Loop
 from windlass._wire.messages import Join
 from windlass.engines._channel import Channel, ChannelClosed
+from windlass.engines._compiling import noticed
 from windlass.engines._finished import Doubts, Finished, Tally, tally
 from windlass.engines._settling import settle
 from windlass.engines.config import NodeConfig, fresh_incarnation, open_hub, open_store
@@ -42,8 +44,9 @@ MEET_SECONDS = 10.0
 def warm() -> None:
     """Load the kernels that nearly every job uses, once, before any fork; others are loaded when first needed."""
     reducer = resolve_reducer(reducer_rule("sum"), {})
-    for update in ("assign", SGD(lr=0.1)):
-        warm_kernels("float32", reducer, resolve_updater(updater_rule(update), {}))
+    with noticed():
+        for update in ("assign", SGD(lr=0.1)):
+            warm_kernels("float32", reducer, resolve_updater(updater_rule(update), {}))
 
 
 def run_manager(channel: Channel, config: bytes) -> None:
@@ -76,7 +79,10 @@ def run_server(channel: Channel, config: bytes) -> None:
         join = Join(role=node.role, pid=os.getpid(), addresses=hub.addresses, rank=node.rank)
         kind: type[ServerState] = _load(node.state) if node.state else ServerState
         recorder = open_recorder(node.record, me)
-        server = ServerConfig(join=join, manager=node.manager, lease_seconds=node.options.lease_seconds)
+        server = ServerConfig(
+            join=join, manager=node.manager, lease_seconds=node.options.lease_seconds,
+            compiling=nullcontext if node.rank else noticed,  # all compile the same, and one line is enough
+        )  # fmt: skip
         state = make_server(kind, me, hub.memory, server, recorder)
         hub.dial(MANAGER, node.manager)
         try:

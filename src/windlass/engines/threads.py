@@ -7,12 +7,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from windlass._transport.inprocess import Network
 from windlass._transport.loop import Loop
 from windlass._wire.effects import Send
 from windlass._wire.messages import Abort, Join
+from windlass.engines._compiling import noticed
 from windlass.engines._finished import Doubts, Finished
 from windlass.engines.config import Options, fresh_incarnation
 from windlass.engines.nodes import MEET_SECONDS, Outcome, call
@@ -75,8 +77,9 @@ class ThreadEngine:
         hub = self._network.hub(me)
         join = Join(role=Role.SERVER, pid=os.getpid(), addresses=hub.addresses, rank=rank)
         server = ServerConfig(
-            join=join, manager=self.manager, local=self._local, lease_seconds=self._options.lease_seconds
-        )
+            join=join, manager=self.manager, local=self._local, lease_seconds=self._options.lease_seconds,
+            compiling=nullcontext if rank else noticed,
+        )  # fmt: skip
         recorder = self._recorder(f"server-{rank}", me)
         if recorder is not None:
             self._recorders.append(recorder)

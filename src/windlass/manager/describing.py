@@ -7,7 +7,7 @@ from typing import Any
 
 from windlass.manager.chart import Parting
 from windlass.manager.cuts import Pair
-from windlass.types import Incarnation, KeyId, KeySpec, Node, Role
+from windlass.types import Incarnation, KeyId, KeySpec, Node, Role, Rule
 
 
 def describe_node(node: Node, state: str) -> dict[str, Any]:
@@ -45,12 +45,42 @@ def describe_key(number: KeyId, spec: KeySpec) -> dict[str, Any]:
 
 def difference(known: KeySpec, new: KeySpec) -> str:
     """How a second declaration departs from the first, field by field; empty when it does not."""
-    parts = [
-        f"{field} was {getattr(known, field)!r}, got {getattr(new, field)!r}"
-        for field in known.__struct_fields__
-        if getattr(known, field) != getattr(new, field)
-    ]
-    return "; ".join(parts)
+    if (known.table is None) != (new.table is None):
+        return f"as {_kind(known)}, and now as {_kind(new)}"
+    before, after = _declared(known), _declared(new)
+    told = (_unlike(field, before[field], after[field]) for field in before if before[field] != after[field])
+    return "; ".join(told)
+
+
+def _kind(spec: KeySpec) -> str:
+    return f"a dense key of shape {spec.shape}" if spec.table is None else f"a table of dim {spec.table.dim}"
+
+
+def _declared(spec: KeySpec) -> dict[str, Any]:
+    """What its user may have said, by name: of a table, its shape says nothing that `dim` does not."""
+    fields = {field: getattr(spec, field) for field in spec.__struct_fields__ if field != "table"}
+    if spec.table is not None:
+        del fields["shape"]
+        fields = {field: getattr(spec.table, field) for field in spec.table.__struct_fields__} | fields
+    return fields
+
+
+def _unlike(field: str, was: Any, now: Any) -> str:
+    if isinstance(was, Rule) and isinstance(now, Rule) and was.path == now.path:  # only its numbers differ
+        names = [name for name in {**was.config, **now.config} if was.config.get(name) != now.config.get(name)]
+        return "; ".join(
+            f"{field} {was.path}: {name} was {was.config.get(name)!r}, got {now.config.get(name)!r}" for name in names
+        )
+    return f"{field} was {_spoken(was)}, got {_spoken(now)}"
+
+
+def _spoken(value: Any) -> str:
+    if isinstance(value, Rule):
+        numbers = ", ".join(f"{name}={each!r}" for name, each in value.config.items())
+        return f"{value.path}({numbers})" if numbers else f"'{value.path}'"
+    if isinstance(value, tuple) and any(isinstance(each, Rule) for each in value):
+        return f"[{', '.join(map(_spoken, value))}]"
+    return repr(value)
 
 
 def describe_again(link: Pair, name: Callable[[Incarnation], str]) -> str:

@@ -53,8 +53,8 @@ class Content(Protocol):
     def misfit(self, lo: int, hi: int, data: Bytes | None, *, is_read: bool) -> str:
         """What is wrong with a piece that a peer named, and with what came with it, if anything."""
 
-    def write(self, lo: int, hi: int, data: Bytes) -> None:
-        """Set elements lo to hi."""
+    def write(self, lo: int, hi: int, data: Bytes, *, now: float) -> None:
+        """Set elements lo to hi; of a table, some rows by their ids."""
 
     @property
     def may_refuse(self) -> bool:
@@ -115,7 +115,7 @@ class DenseContent:
             return f"expected {(hi - lo) * self._itemsize} bytes, got {data.nbytes}"
         return ""
 
-    def write(self, lo: int, hi: int, data: Bytes) -> None:
+    def write(self, lo: int, hi: int, data: Bytes, *, now: float) -> None:
         self._pins.retire(self.dense.write(lo, hi, data, is_pinned=self._is_pinned))
 
     @property

@@ -164,8 +164,8 @@ def mispushed(shard: Shard, push: m.Push, data: tuple[Bytes, ...]) -> str:
 
 def misasked(shard: Shard, message: Any, data: tuple[Bytes, ...]) -> str:
     """The same for whatever else was asked of a shard."""
-    if shard.is_table and isinstance(message, m.Init | m.Write):
-        return f"'{shard.spec.name}' is a table: it is only pushed to"
+    if shard.is_table and isinstance(message, m.Init):
+        return f"'{shard.spec.name}' is a table: it has no first value"
     if isinstance(message, m.Init | m.Write):
         return misfit(shard, message.pieces, data)
     if not isinstance(message, m.Pull) or (message.digest and not data and shard.decoder is not None):

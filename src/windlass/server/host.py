@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -94,3 +95,5 @@ class ServerConfig:
     and again."""
     at_once_bytes: int = 1 << 20
     """How much one event may touch beyond its first slot. Each slot that has to wait for its turn costs a little."""
+    compiling: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered while kernels are loaded, which may mean to compile them: who knows how can tell the user."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Recycle, Send
 from windlass.server.content import Content, DenseContent
 from windlass.server.deposits import by_rank
+from windlass.server.host import ServerConfig
 from windlass.server.pins import Pins
 from windlass.server.rows import TableContent
 from windlass.server.shard import Shard
@@ -23,10 +22,11 @@ from windlass.types import Array, Bytes, Incarnation, KeyId, KeySpec, Memory, Ta
 
 
 class Maker:
-    """Makes what the slots of new shards hold. `local` are rules without an import path."""
+    """Makes what the slots of new shards hold, for one server."""
 
-    def __init__(self, memory: Memory, local: Mapping[str, object], pins: Pins, me: Incarnation) -> None:
-        self._memory, self._local, self._pins, self._me = memory, local, pins, me
+    def __init__(self, memory: Memory, config: ServerConfig, pins: Pins, me: Incarnation) -> None:
+        self._memory, self._local, self._pins, self._me = memory, config.local, pins, me
+        self._compiling = config.compiling
         self._rows = LargePages()
         self._warmed: set[tuple[str, str, str]] = set()
 
@@ -42,7 +42,8 @@ class Maker:
         if rules not in self._warmed:
             self._warmed.add(rules)
             if isinstance(updater, Fused) and reducer.op is not Op.CUSTOM:
-                warm(spec.dtype, reducer, updater)  # now, when nobody waits but who declares: it may have to compile
+                with self._compiling():  # now, when nobody waits but who declares: it may have to compile
+                    warm(spec.dtype, reducer, updater)
         slots: dict[int, Content] = {}
         for slot in numbers:
             lo, hi = spec.slot_range(slot)
@@ -57,7 +58,8 @@ class Maker:
         rules = (f"rows of {spec.dtype}", spec.reduce.path, spec.update.path)
         if rules not in self._warmed:
             self._warmed.add(rules)
-            warm_table(options, reducer, updater)
+            with self._compiling():
+                warm_table(options, reducer, updater)
         mine = options.share(table.slots)
         # Nobody reads rows where they lie, so they are in memory of this process alone.
         rows = {slot: TableSlot(mine, reducer=reducer, updater=updater, memory=self._rows) for slot in numbers}

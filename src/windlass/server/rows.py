@@ -54,8 +54,10 @@ class TableContent:
             return f"{hi - lo} ids expected {expected} bytes, got {0 if data is None else data.nbytes}"
         return ""
 
-    def write(self, lo: int, hi: int, data: Bytes) -> None:
-        raise AssertionError("a table is only pushed to")
+    def write(self, lo: int, hi: int, data: Bytes, *, now: float) -> None:
+        self._unshare()
+        cut = ID_BYTES * (hi - lo)
+        self.table.write(data[:cut], data[cut:], now=now)
 
     def threshold(self, ids: Bytes) -> Array | float | None:
         """As the updater's, of the rows of these ids."""

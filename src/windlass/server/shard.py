@@ -56,13 +56,14 @@ from windlass.server.units import (
     unit_bytes,
 )
 from windlass.server.updating import Updates
+from windlass.server.writing import Writes
 from windlass.store.parts import cut_arrays, join_arrays
 from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, KeySpec, Sequential
 
 MAX_REFUSED = 64
 
 
-class Shard(Crew, Freezes, Lessons, Updates):
+class Shard(Crew, Freezes, Lessons, Updates, Writes):
     """Every method that can answer somebody returns effects; what they tell must pass `log.hold_back`."""
 
     log_kind: type[ShardLog] = ShardLog
@@ -116,8 +117,7 @@ class Shard(Crew, Freezes, Lessons, Updates):
         self._refused: dict[tuple[Incarnation, int], str] = {}  # of the latest that ended so, to be told again
         self._ends: dict[tuple[Incarnation, int], End] = {}  # queued, not done
         self._attaching: list[tuple[Incarnation, int, bool]] = []
-        self._writes: dict[Incarnation, tuple[int, dict[m.Piece, Bytes]]] = {}  # the latest of each driver
-        self._written: dict[Incarnation, int] = {}  # the number of each driver's last write that was committed
+        self._writes, self._written, self._put_at = {}, {}, 0.0
         for who in self.live:
             self.clocks.start(who, 0)
 
@@ -137,7 +137,7 @@ class Shard(Crew, Freezes, Lessons, Updates):
                 firsts = [First(((slot, lo, hi),), (data,), None) for slot, lo, hi, data in pieces]
                 units = [Echo(whole.index, one.pieces[0][0], one) for one in firsts]
             case m.Kind.WRITE:
-                puts = [Put(*piece, is_followed=True) for piece in pieces]
+                puts = [Put(*piece, (entry.who, 0), entry.now, is_followed=True) for piece in pieces]
                 units = [Echo(whole.index, one.slot, one) for one in puts]
             case m.Kind.START:
                 units = [Start(entry.who, entry.clock, None)]
@@ -231,7 +231,7 @@ class Shard(Crew, Freezes, Lessons, Updates):
         for (number, lo, hi), part in zip(unit.pieces, unit.data, strict=True):
             slot = self.slots[number]
             if slot.missing:
-                slot.content.write(lo, hi, part)
+                slot.content.write(lo, hi, part, now=0.0)
                 slot.missing -= hi - lo
                 if is_logged:
                     effects += self._log_part(((number, lo, hi),), [part])
@@ -402,13 +402,6 @@ class Shard(Crew, Freezes, Lessons, Updates):
 
     # --- what the keeper orders -------------------------------------------------------------------------------------
 
-    def stage_write(self, peer: Incarnation, write: m.Write, data: tuple[Bytes, ...]) -> None:
-        number, staged = self._writes.get(peer, (-1, {}))
-        if number != write.write:
-            number, staged = self._writes[peer] = (write.write, {})
-        for piece, part in zip(write.pieces, data, strict=True):
-            staged[piece] = part.copy()  # the sender's memory is its own again once this is answered
-
     def order(self, order: Order) -> list[Effect]:
         """Keeper: put a read or a write between two rounds, and pass it on, so that all shards choose the same."""
         order = msgspec.structs.replace(order, round=self.current_round(), is_passed_on=True)
@@ -421,24 +414,12 @@ class Shard(Crew, Freezes, Lessons, Updates):
     def schedule(self, order: Order | Freezing) -> list[Effect]:
         """Queue an order: its moment has come."""
         if isinstance(order, m.Commit):
-            number, staged = self._writes.get(order.writer, (-1, {}))
-            if number == order.write:
-                del self._writes[order.writer]
-                self._written[order.writer] = number
-                return self.queue([*(Put(*piece, part) for piece, part in staged.items()), order])
-            if self._written.get(order.writer) != order.write:
-                reason = f"what was to be assigned to '{self.spec.name}' is not here any more; assign it again"
-                return [Send(order.writer, m.Refused(request=order.request, is_usage=False, reason=reason))]
+            return self._commit(order)
         return self.queue([order])
-
-    def _put(self, put: Put) -> list[Effect]:
-        self.slots[put.slot].content.write(put.lo, put.hi, put.data)
-        return [] if put.is_followed else self._log_part(((put.slot, put.lo, put.hi),), [put.data])
 
     def _carry_out(self, order: Order) -> list[Effect]:
         if isinstance(order, m.Commit):
-            done = Send(order.writer, m.Done(request=order.request, detail=self.number))
-            return [*self.log.seal(m.LogEntry(kind=m.Kind.WRITE)), done]
+            return self._end_write(order)
         effects: list[Effect] = []
         if self.is_table:
             both = zip(order.pieces, order.ids, strict=True)

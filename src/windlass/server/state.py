@@ -73,7 +73,7 @@ class ServerState:
         self._restoring = Restoring()
         self._pulse = Pulse(config.lease_seconds)
         self._is_leaving = False
-        self._maker = Maker(memory, config.local, self.pins, me)
+        self._maker = Maker(memory, config, self.pins, me)
         self._horizons: dict[Incarnation, int] = {}  # the first pin made since the link to each peer is open
 
     def handle(self, event: Event, now: float) -> list[Effect]:

@@ -104,12 +104,15 @@ class End:
 
 @dataclass(slots=True)
 class Put:
-    """Unit of work: set elements lo to hi of a slot, as the driver wants them."""
+    """Unit of work: set elements lo to hi of a slot, or some rows, as the driver wants them; unless a Check of the same
+    `write` has found that they cannot be taken."""
 
     slot: int
     lo: int
     hi: int
     data: Bytes
+    write: tuple[Incarnation, int]  # of whom, and its number below 0, where no push has its clock
+    now: float
     is_followed: bool = False
 
 

@@ -6,6 +6,7 @@ from abc import abstractmethod
 
 from windlass._wire.effects import Effect, Log, Recycle
 from windlass.consistency.rounds import StagedPiece
+from windlass.errors import UsageError
 from windlass.server.refusing import Refuses
 from windlass.server.rows import apply_together
 from windlass.server.units import Apply, ApplyRows, HeldSlot
@@ -73,7 +74,8 @@ class Updates(Refuses):
 
     def _failed(self, push: tuple[Incarnation, int], error: Exception) -> Log:
         """A user's reducer or updater failed: its pushers hear of it, the server lives."""
-        self._errors[push] = f"the update of '{self.spec.name}' failed: {type(error).__name__}: {error}"
+        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
+        self._errors[push] = f"the update of '{self.spec.name}' failed: {kind}{error}"
         return Log("error", self._errors[push])
 
     @abstractmethod

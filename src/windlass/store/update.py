@@ -51,5 +51,11 @@ def resolve_updater(rule: Rule, local: Mapping[str, object]) -> Updater:
     return found.from_config(rule.config)
 
 
+def built_in(rule: Rule) -> Updater | None:
+    """The updater that a rule describes, if nothing has to be imported for it."""
+    found = BUILT_IN.get(rule.path)
+    return None if found is None else found.from_config(rule.config)
+
+
 def _names() -> str:
     return "one of " + ", ".join(repr(name) for name in BUILT_IN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -28,6 +28,13 @@ class Remote(nn.Module):
     a schedule. Not thread-safe.
     """
 
+    def __new__(cls, *args: Any, **named: Any) -> Self:
+        """Tells whoever makes it as torch's is made, by numbers of rows and columns, how it is made."""
+        given = [*args, *(named[each] for each in ("table", "num_embeddings", "embedding_dim") if each in named)]
+        if len(given) != 1 or named.keys() & {"num_embeddings", "embedding_dim"}:
+            raise cls._no_table(*given)
+        return super().__new__(cls)
+
     def __init__(
         self,
         table: Table,
@@ -38,14 +45,19 @@ class Remote(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(table, Table):
-            raise UsageError(
-                f"wl.torch.{type(self).__name__} expects a table, store.table('name') or what store.create_table gave, "
-                f"got {type(table).__name__}"
-            )
+            raise self._no_table(table)
         if padding_idx is not None and type(padding_idx) is not int:
             raise UsageError(f"padding_idx expects an id or None, got {padding_idx!r}")
         self.table = table
         self.padding_idx, self.freeze, self.hyper = padding_idx, freeze, hyper
+
+    @classmethod
+    def _no_table(cls, *given: object) -> UsageError:
+        got = ", ".join(f"{each!r:.40}" for each in given) or "nothing"
+        return UsageError(
+            f"wl.torch.{cls.__name__} expects a table, got {got}: its rows are on the servers. "
+            f"store.create_table('emb', dim=16) makes one, for wl.torch.{cls.__name__}(store.table('emb'))"
+        )
 
     @property
     def store(self) -> Store:

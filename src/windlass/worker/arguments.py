@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from windlass.errors import UsageError
 from windlass.types import Bounded, Consistency, Eventual, KeySpec, Sequential, check_consistency
 from windlass.worker.task import Task
@@ -36,6 +38,34 @@ def ids_by_key(key: object, ids: Any) -> Mapping[str, Any]:
 def no_ids(name: str, ids: Mapping[str, Any]) -> None:
     if name in ids:
         raise UsageError(f"'{name}' is a dense key: ids= is for tables, range=(lo, hi) for parts of a value")
+
+
+def no_such_ids(ids: Any) -> str:
+    """What is wrong with what was given as ids."""
+    expected = "ids must be int64, or whole numbers that fit into it"
+    dtype = getattr(ids, "dtype", None)
+    if dtype is not None:
+        kind = str(dtype).removeprefix("torch.")
+        hints = {"uint64": "; ids.view(np.int64) makes some of hashes", "float": "; ids.astype(np.int64) makes some"}
+        hint = hints.get(kind) or (hints["float"] if kind.startswith("float") else "")
+        return f"{expected}, got {kind}{hint if isinstance(ids, np.ndarray) else ''}"
+    if not isinstance(ids, list | tuple):
+        hint = "; list(ids) makes some" if isinstance(ids, Iterable) and not isinstance(ids, str | bytes) else ""
+        return f"{expected}, got {type(ids).__name__} {ids!r:.40}{hint}"
+    pending: list[Any] = [*ids]
+    while pending:
+        each = pending.pop(0)
+        if isinstance(each, list | tuple):
+            pending = [*each, *pending]
+        elif not isinstance(each, int | np.integer) or isinstance(each, bool):
+            return f"{expected}, got {each!r:.40} ({type(each).__name__})"
+        elif not is_id(int(each)):
+            return f"{expected}, got {each}, and ids go from -2**63 to 2**63 - 1"
+    return f"{expected}, got lists of different lengths: {ids!r:.60}"
+
+
+def is_id(number: int) -> bool:
+    return -(1 << 63) <= number < 1 << 63
 
 
 def no_range(name: str, range: object) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from windlass._transport.base import Hub
 from windlass._wire.messages import Piece
+from windlass.errors import UsageError
+from windlass.store.update import built_in
 from windlass.types import STORAGE, Array, Block, Bytes
+from windlass.worker.arguments import numbers_of
 from windlass.worker.arrays import Like, as_bytes
 from windlass.worker.ops import KeyInfo, Part
 from windlass.worker.split import Pieces, position
@@ -38,10 +41,31 @@ class Entry:
         self.like = Like(kind, key.spec.dtype, key.spec.shape)
         self._hub = hub
         self.is_resting = False  # nobody waits for this worker's pushes on it
+        self._updater = built_in(key.spec.update)
+        self._last_hyper: Mapping[str, float] = {}
         self.failed: list[Task] = []  # pushes that failed; their callers may not know
         self._results: list[Array] = []
         self._buffers: list[tuple[Block, int]] = []  # and the address where each begins
         self._next_buffer = 0
+
+    def hyper(self, given: Mapping[str, float] | None) -> dict[str, float] | None:
+        """The numbers that a push sets for its round. UsageError for what the updater has not got, or cannot be; of a
+        user's own updater, and of torch's, only the servers know."""
+        if not given:
+            return None
+        numbers, name = numbers_of(given), self.key.spec.name
+        if self._updater is not None and numbers != self._last_hyper:
+            if not self._updater.config():
+                raise UsageError(
+                    f"push('{name}'): hyper={numbers}, but update='{self.key.spec.update.path}' has no numbers to set; "
+                    "an updater such as wl.SGD(lr=0.1) has some"
+                )
+            try:
+                self._updater.with_hyper(numbers)
+            except UsageError as error:
+                raise UsageError(f"push('{name}', hyper={numbers}): {error}") from None
+            self._last_hyper = numbers
+        return numbers
 
     # --- what goes out ----------------------------------------------------------------------------------------------
 

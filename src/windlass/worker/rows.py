@@ -22,6 +22,7 @@ from windlass.store.batch import (
 )
 from windlass.store.reduce import Reducer
 from windlass.types import STORAGE, Array, Block, Bytes, TableSpec
+from windlass.worker.arguments import no_such_ids
 from windlass.worker.arrays import Like, fill, look, target, wrap
 from windlass.worker.entry import Entry
 from windlass.worker.ops import KeyInfo, Part
@@ -52,22 +53,22 @@ class TableEntry(Entry):
             raise UsageError(f"{what}('{self.name}'): it is a table: say which rows, by ids=")
         try:
             like, flat = look(ids, f"{what}('{self.name}', ids=...)")
-        except (TypeError, ValueError, UsageError):
-            expected = "ids must be whole numbers that fit into int64"
-            raise UsageError(f"{what}('{self.name}'): {expected}, got {type(ids).__name__}") from None
-        return like, check_ids(self.name, flat)
+            return like, check_ids(self.name, flat)
+        except (TypeError, ValueError, OverflowError, UsageError):
+            raise UsageError(f"{what}('{self.name}'): {no_such_ids(ids)}") from None
 
-    def rows(self, value: Any, like: Like, ids: Array, *, check_finite: bool) -> Array:
+    def rows(self, value: Any, like: Like, ids: Array, *, check_finite: bool, what: str = "push") -> Array:
         """The caller's rows, one for each id. UsageError if they are not."""
-        found, flat = look(value, f"push('{self.name}')")
+        what = f"{what}('{self.name}')"
+        found, flat = look(value, what)
         expected = (*like.shape, self.dim)
         if found.dtype != self.dtype and not (found.dtype == "uint16" and self.dtype == "bfloat16"):
             is_easy = found.kind == "numpy" and self.dtype != "bfloat16"
             hint = f"; rows.astype(np.{self.dtype}) makes some" if is_easy else ""
-            raise UsageError(f"push('{self.name}'): expected rows of {self.dtype}, got {found.dtype}{hint}")
+            raise UsageError(f"{what}: expected rows of {self.dtype}, got {found.dtype}{hint}")
         if found.shape != expected:
             raise UsageError(
-                f"push('{self.name}'): expected shape {expected}, a row of {self.dim} for each id, got {found.shape}"
+                f"{what}: expected shape {expected}, a row of {self.dim} for each id, got {found.shape}"
             )
         rows = flat.reshape(ids.size, self.dim)
         if check_finite:

@@ -29,7 +29,6 @@ from windlass.worker.arguments import (
     items_of,
     no_ids,
     no_range,
-    numbers_of,
     outs_of,
     tasks_of,
 )
@@ -234,6 +233,7 @@ class Store(Tables):
         """A push of one key; with a landing, the pull of the same range rides on it."""
         lo, hi = check_range(entry.key, range)
         flat = self._checked(entry, value, lo, hi, is_range=range is not None)
+        numbers = entry.hyper(hyper)
         if entry.is_resting:
             self._level(entry)
         pieces = split(entry.key, lo, hi)
@@ -254,8 +254,7 @@ class Store(Tables):
             op.encode = Encoding(partial(filtering.dense, lo=lo, pieces=pieces), flat, owned)
         if landing is not None:
             op.pull, op.deliver, op.abandon = pieces, landing.deliver, landing.abandon
-        if hyper:
-            op.hyper = numbers_of(hyper)
+        op.hyper = numbers
         return op
 
     def _freeing(
@@ -289,6 +288,7 @@ class Store(Tables):
             raise UsageError(f"push('{entry.name}'): expected rows, got None; has backward() run?")
         like, flat = entry.ids(ids, "push")
         rows = entry.rows(value, like, flat, check_finite=self.options.check_finite)
+        numbers = entry.hyper(hyper)
         if entry.is_resting:
             self._level(entry)
         way = entry.route(flat)
@@ -311,8 +311,7 @@ class Store(Tables):
         if landing is not None:
             op.pull, op.deliver, op.abandon = pieces, landing.deliver, landing.abandon
             op.ids = ids_of(packing.blocks, pieces)
-        if hyper:
-            op.hyper = numbers_of(hyper)
+        op.hyper = numbers
         return op
 
     def _pushpull_rows_ops(
@@ -427,8 +426,8 @@ class Store(Tables):
         for task in tasks:
             task.wait(max(0.0, deadline - time.monotonic()))
 
-    def assign(self, key: str, value: Any, *, range: tuple[int, int] | None = None) -> None:
-        """Only the driver's handle, `cluster.store()`, can set a value between two rounds."""
+    def assign(self, key: str, value: Any, *, ids: Any = None, range: tuple[int, int] | None = None) -> None:
+        """Only the driver's handle, `cluster.store()`, and an embedded store can set a value between two rounds."""
         raise UsageError("only the driver can assign: a worker's writes are pushes")
 
     def barrier(self, timeout: float | None = None) -> None:

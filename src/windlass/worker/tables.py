@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from windlass.store.reduce import Reducer, reducer_rule
 from windlass.store.table_options import table_options
 from windlass.store.update import Updater, updater_rule
 from windlass.types import STORAGE, Array, Block, Consistency, KeySpec, TableSpec
-from windlass.worker.arguments import check_declaration
+from windlass.worker.arguments import check_declaration, is_id
 from windlass.worker.declaring import RESERVED, Declaring
 from windlass.worker.ops import Op
 from windlass.worker.rows import TableEntry
@@ -54,12 +55,22 @@ class Table:
     def pages(self, rows: int = PAGE_ROWS) -> Iterator[tuple[Array, Array]]:
         """All rows, some at a time: (ids, rows). Others may push meanwhile: a row that is there from the first page to
         the last comes exactly once, as it is when its page is read."""
+        if type(rows) is not int or rows < 1:
+            raise UsageError(f"pages of '{self.name}': rows expects a whole number of at least 1, got {rows!r:.40}")
         return self.store.scan_table(self._entry, None, rows)
 
     def __iter__(self) -> Iterator[int]:
         """The ids that have a row, in no particular order."""
         for ids, _ in self.pages():
             yield from ids.tolist()
+
+    def __contains__(self, id: object) -> bool:
+        """Whether this id has a row. Asks the server that would have it, and waits as a pull does."""
+        try:
+            number = operator.index(id)  # type: ignore[arg-type]
+        except TypeError:
+            raise UsageError(f"an id of '{self.name}' is a whole number, got {id!r:.40}") from None
+        return is_id(number) and self.store.has_row(self._entry, number)
 
     def __len__(self) -> int:
         """How many ids have a row. Asks every server."""
@@ -178,6 +189,15 @@ class Tables(Declaring):
                 if after is None:
                     break
 
+    def has_row(self, entry: TableEntry, id: int) -> bool:
+        """Whether this id has a row, as the key's consistency allows. Asks one server. Blocks."""
+        way = entry.route(np.array([id], np.int64))
+        [slot] = np.flatnonzero(np.diff(way.bounds)).tolist()
+        if not self.is_driver:
+            self._reach(entry, (entry.key.shard_of(slot),))
+        ids, _, _ = self._page(entry, slot, None, (id, id + 1), 1)
+        return ids.size > 0
+
     def _page(
         self, entry: TableEntry, slot: int, after: int | None, span: tuple[int, int] | None, limit: int
     ) -> tuple[Array, Array, int | None]:
@@ -191,10 +211,10 @@ class Tables(Declaring):
         rows = data[cut:].view(STORAGE[entry.dtype]).reshape(-1, entry.dim)
         return data[:cut].view(np.int64), rows, scanned.after
 
-    def _reach(self, entry: TableEntry) -> None:
-        """Wait until every shard may show this worker what it has: a pull of nothing."""
+    def _reach(self, entry: TableEntry, shards: Iterable[int] = ()) -> None:
+        """Wait until these shards, or all, may show this worker what they have: a pull of nothing."""
         task = Task(self._client, "pull", (entry.name,))
-        pieces: Pieces = {shard: (wanted[0],) for shard, wanted in entry.key.whole.items()}
+        pieces: Pieces = {shard: (entry.key.whole[shard][0],) for shard in shards or entry.key.whole}
         op = Op(entry.key, None, pieces, None, task.finish, owner=task)
         op.ids = {shard: (Block(np.empty(0, np.uint8)),) for shard in pieces}
         self._client.submit(op, until=task)

@@ -5,7 +5,7 @@ with wl.Cluster(servers=1, workers=2) as cluster:
 fitted.model.save("model.npz")
 """
 
-from windlass.apps.logistic.fitting import Census, Fitted, fit, train
+from windlass.apps.logistic.fitting import Census, Fitted, fit, train, warm_up
 from windlass.apps.logistic.model import Model, Score, load
 from windlass.apps.logistic.plan import Plan
 from windlass.apps.logistic.progress import Pass
@@ -25,4 +25,5 @@ __all__ = [
     "fit",
     "load",
     "train",
+    "warm_up",
 ]

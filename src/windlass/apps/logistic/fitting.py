@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import struct
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from windlass.apps.logistic import blocks, gradient
 from windlass.apps.logistic.model import Model
@@ -66,6 +68,14 @@ def fit(store: Store, rows: Rows, plan: Plan) -> Fitted:
     store.barrier()
     _clear(store, plan)
     return Fitted(Model(ids, weights, bias, plan.l1, objective), teller.history, census)
+
+
+def warm_up(store: Store, plan: Plan) -> None:
+    """Load, or compile, the kernels of such a fit by one to a few examples, so that the seconds of the next one are its
+    own. Every worker calls it; it blocks."""
+    plan = replace(plan, name=f"{plan.name}-warm-up", l1=0.01, max_passes=3, blocks=2 * (plan.algorithm == 3))
+    ids = np.arange(12) % 5
+    fit(store, Rows.of(np.arange(0, 13, 3), ids, 1.0 + ids % 2, [1, -1, 1, -1]), plan)
 
 
 def take_census(store: Store, rows: Rows) -> Census:

@@ -1,0 +1,39 @@
+"""Telling whoever waits that kernels are being compiled, which a new install does once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+NOTICE_SECONDS = 2.0
+
+log = logging.getLogger("windlass")
+
+
+@contextmanager
+def noticed(seconds: float = NOTICE_SECONDS) -> Iterator[None]:
+    """Inside, if kernels are compiled, and not only loaded, for longer than so many seconds, a line of the log says so
+    while it goes on. No thread is left behind: a process may be forked afterwards."""
+    from numba.core import event  # here, because importing numba takes most of a second
+
+    text = "compiling kernels, once per install: this may take half a minute"
+    timer = threading.Timer(seconds, log.warning, (text,))
+    timer.daemon = True
+
+    class Compiling(event.Listener):
+        def on_start(self, event: Any) -> None:
+            if timer.ident is None:
+                timer.start()
+
+        def on_end(self, event: Any) -> None: ...
+
+    with event.install_listener("numba:compile", Compiling()):
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if timer.ident is not None:
+                timer.join()
