@@ -7,7 +7,6 @@ Words are those of docs/concepts.md. A *value* is what a key holds; it is cut in
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, NewType, Protocol
 
@@ -239,8 +238,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return self.addresses[0] if self.addresses else ""
 
 
-@dataclass(slots=True, eq=False)
-class Block:
+class Block(msgspec.Struct, eq=False):
     """Bytes with a known home. `segment` is -1 for private memory; else the block starts at `offset` in that
     shared segment of the process that owns it, and links to processes of this machine carry it by reference."""
 

@@ -521,7 +521,7 @@ class ServerState:
         effects = old.leave() if old is not None else []
         place = m.Place(key=key_id, spec=key.spec, chains=tuple(key.routes.chains))
         shard = key.shards[number] = self._make(place, number, key.routes)
-        shard.log.standing, shard.log.chain = Standing.LEARNER, chain
+        shard.log.enter(Standing.LEARNER, chain)
         return [*effects, Send(chain[-1], self._ready(shard))]
 
     def _ready(self, shard: AnyShard) -> m.Ready:
@@ -586,8 +586,7 @@ class ServerState:
         for number, chain in enumerate(place.chains):
             if self.me in chain:
                 shard = key.shards[number] = self._make(place, number, key.routes)
-                shard.log.standing = Standing.HEAD if chain[0] == self.me else Standing.FOLLOWER
-                shard.log.chain = chain
+                shard.log.enter(Standing.HEAD if chain[0] == self.me else Standing.FOLLOWER, chain)
         return key
 
     def _make(self, place: m.Place, number: int, routes: Routes) -> AnyShard:

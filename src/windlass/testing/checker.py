@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from windlass.testing.history import NEWEST, History, KeyShape, Pulled, Pushed, WorkerLog
@@ -87,16 +88,14 @@ def judge(history: History) -> Verdict:
     return Verdict(tuple(violations), num_pulls)
 
 
-@dataclass(slots=True)
-class _Seen:
+class _Seen(msgspec.Struct):
     """What one slot of one pull shows of one worker: the last push that is in, the first visible one that is not."""
 
     last_in: int = 0
     first_out: int = 1 << 60
 
 
-@dataclass(slots=True)
-class _Cut:
+class _Cut(msgspec.Struct):
     """Where a departed worker's pushes end, as far as the pulls tell, and which pull told."""
 
     at_least: int = 0

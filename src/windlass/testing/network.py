@@ -48,14 +48,15 @@ class PoisonedHeap:
         block.array.fill(POISON)
 
 
-@dataclass(slots=True)
 class _Dialled(LinkUp):
     """As the dialler is told of it."""
 
 
-@dataclass(slots=True)
 class _Cut(LinkDown):
     """As the receiver of a frame that never came notices: the link is down from then on, not before."""
+
+
+TOLD = (LinkDown, _Dialled)
 
 
 class Box:
@@ -149,23 +150,29 @@ class Network:
             box.index = len(self.busy)
             self.busy.append(box)
 
+    def take_message(self, box: Box) -> None:
+        """Take the first of what is in this box, a message."""
+        events = box.events
+        events.popleft()
+        if not events:
+            self._idle(box)
+
     def take(self, box: Box) -> Event:
         event = box.events.popleft()
         if not box.events:
             self._idle(box)
-        if type(event) is Received:
-            return event
         if isinstance(event, _Cut):
             self._notice(event.peer, box.node)
-        elif isinstance(event, LinkDown | _Dialled):
+        elif isinstance(event, TOLD):
             self.untold[box.node, event.peer] -= 1
         return event
 
     def _idle(self, box: Box) -> None:
-        last = self.busy.pop()
+        busy, index = self.busy, box.index
+        last = busy.pop()
         if last is not box:
-            self.busy[box.index] = last
-            last.index = box.index
+            busy[index] = last
+            last.index = index
         box.index = -1
 
     def _link(self, sender: Incarnation, receiver: Incarnation) -> Box:
@@ -361,7 +368,10 @@ class Network:
         if pair in self.half:
             self.shots.lost += 1
             return True
-        self.put(box, Received(sender, send.message, data, self.is_shared))
+        box.events.append(Received(sender, send.message, data, self.is_shared))
+        if box.index < 0:
+            box.index = len(self.busy)
+            self.busy.append(box)
         return True
 
     def recycle(self, data: tuple[Bytes, ...]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from windlass._wire import messages as m
 from windlass.errors import WindlassError
@@ -86,15 +88,13 @@ class Filtering(Protocol):
 
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """Effect: call this, in order with the other effects."""
 
     function: Callable[[], None]
 
 
-@dataclass(slots=True, eq=False)
-class KeyInfo:
+class KeyInfo(msgspec.Struct, eq=False):
     """A key as this worker knows it. `clock` counts the own pushes that have started."""
 
     id: KeyId
@@ -102,10 +102,10 @@ class KeyInfo:
     chains: list[Chain]
     clock: int = 0
     since: int = 0
-    queue: deque[Op] = field(default_factory=deque)
+    queue: deque[Op] = msgspec.field(default_factory=deque)
     open_pulls: int = 0
-    unreleased: dict[Incarnation, list[int]] = field(default_factory=dict)
-    whole: dict[int, tuple[m.Piece, ...]] = field(default_factory=dict)  # every piece, by shard
+    unreleased: dict[Incarnation, list[int]] = msgspec.field(default_factory=dict)
+    whole: dict[int, tuple[m.Piece, ...]] = msgspec.field(default_factory=dict)  # every piece, by shard
     is_sequential: bool = True
     size: int = 0
     itemsize: int = 0
@@ -139,8 +139,7 @@ class KeyInfo:
         return {chain[0] for chain in self.chains if chain}
 
 
-@dataclass(slots=True, eq=False)
-class Op:
+class Op(msgspec.Struct, eq=False):
     """One push, pull or both on one key, from submission to completion.
 
     `push` holds the parts for every shard of the key (an empty one is a notice); `pull` the pieces wanted from each
@@ -158,8 +157,8 @@ class Op:
     completes: Lease | None = None
     encode: Encoding | None = None  # what `push` is to become when it starts
     ids: dict[int, tuple[Block, ...]] | None = None  # of a table: those of every piece that is pulled
-    digests: dict[int, str] = field(default_factory=dict)  # of a table: what its shards are to call their ids
-    known: set[int] = field(default_factory=set)  # shards that are believed to have them
+    digests: dict[int, str] = msgspec.field(default_factory=dict)  # of a table: what its shards are to call their ids
+    known: set[int] = msgspec.field(default_factory=set)  # shards that are believed to have them
     ahead: int = 0  # how many more own pushes what is pulled is used after
     reads_newest: bool = False  # a driver's read, ordered by the keeper
     owner: object = None  # the task it belongs to
@@ -168,8 +167,8 @@ class Op:
     abandon: Callable[[], None] | None = None  # what was given to be filled is the caller's again
     number: int = 0
     clock: int = 0
-    unacked: set[int] = field(default_factory=set)  # shards
-    unread: dict[int, set[m.Piece]] = field(default_factory=dict)
+    unacked: set[int] = msgspec.field(default_factory=set)  # shards
+    unread: dict[int, set[m.Piece]] = msgspec.field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -247,8 +246,7 @@ def _own(block: Block) -> Block:
     return Block(block.array.copy()) if block.segment < 0 else block
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(msgspec.Struct, eq=False):
     """One question to one node, or to whoever is the head of a shard; sent again if the link breaks or the shard moves,
     so it must be safe to repeat."""
 
@@ -259,7 +257,7 @@ class Request:
     answers: int = 1  # how many shards answer it
     number: int = 0
     asked_at: float = 0.0
-    answered: set[Any] = field(default_factory=set)
+    answered: set[Any] = msgspec.field(default_factory=set)
 
     @property
     def peer(self) -> Incarnation | None:

@@ -11,8 +11,8 @@ another head, and when it was told that the head does not know yet that it is on
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+import msgspec
 from msgspec import structs
 
 from windlass._wire import messages as m
@@ -29,8 +29,7 @@ GIVE_UP_SECONDS = 5.0
 """How long a request to one node waits for a link that is down. Raise it if managers take longer to come back."""
 
 
-@dataclass(slots=True)
-class Submit:
+class Submit(msgspec.Struct):
     """Event: the caller wants this."""
 
     work: Op | Request
