@@ -45,6 +45,10 @@ class Role(StrEnum):
     DRIVER = "driver"
 
 
+SERVER, WORKER = Role.SERVER, Role.WORKER
+"""By names of their own, because a member of an enum takes long to be found, and these are asked for all the time."""
+
+
 class Generation(NamedTuple):
     """One membership. Ordered: a later term beats any number of an earlier one."""
 
@@ -200,23 +204,27 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
         """The elements of a slot; nothing of a table's, where no two neighbours are in one slot."""
         if self.table is not None:
             return 0, 0
-        lo = slot * self.slot_size
-        return lo, min(self.size, lo + self.slot_size)
+        slot_size = self.slot_size
+        lo = slot * slot_size
+        return lo, min(self.size, lo + slot_size)
 
     def shard_slots(self, shard: int, num_shards: int) -> range:
         """The slots of one of so many shards: as equal as whole slots allow."""
-        return range(shard * self.num_slots // num_shards, (shard + 1) * self.num_slots // num_shards)
+        num_slots = self.num_slots
+        return range(shard * num_slots // num_shards, (shard + 1) * num_slots // num_shards)
 
     def shard_of(self, slot: int, num_shards: int) -> int:
         """The first, for the slot after the last: what workers keep back is saved as such."""
-        return ((slot + 1) * num_shards - 1) // self.num_slots if slot < self.num_slots else 0
+        num_slots = self.num_slots
+        return ((slot + 1) * num_shards - 1) // num_slots if slot < num_slots else 0
 
     def shard_range(self, shard: int, num_shards: int) -> tuple[int, int]:
         """The elements of a shard; of a table, its slots."""
         slots = self.shard_slots(shard, num_shards)
         if self.table is not None:
             return slots.start, slots.stop
-        return self.slot_range(slots.start)[0], self.slot_range(slots.stop - 1)[1]
+        slot_size = self.slot_size
+        return slots.start * slot_size, min(self.size, slots.stop * slot_size)
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):

@@ -457,7 +457,7 @@ class Shard(Crew, Freezes, Lessons, Refuses):
         effects: list[Effect] = []
         touched = -1  # bytes, once something is
         for unit in units:
-            is_free = isinstance(unit, FREE)
+            is_free = type(unit) in FREE
             if self._backlog or not (is_free or touched < self._at_once_bytes):
                 self._backlog += 1
                 effects.append(Later((self, unit)))

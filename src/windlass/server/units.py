@@ -168,7 +168,7 @@ Order = m.Read | m.Commit
 Unit = (
     Apply | Check | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn | Freezing | Order
 )  # fmt: skip
-FREE = (End, Start, Rest, Mark, Freezing)
+FREE = frozenset((End, Start, Rest, Mark, Freezing))
 """Units that touch no data."""
 
 

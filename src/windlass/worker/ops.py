@@ -120,9 +120,9 @@ class KeyInfo(msgspec.Struct, eq=False):
         self.whole = {shard: tuple(self._pieces(shard)) for shard in range(len(self.chains))}
 
     def _pieces(self, shard: int) -> Iterator[m.Piece]:
+        is_table = self.spec.table is not None
         for slot in self.spec.shard_slots(shard, len(self.chains)):
-            lo, hi = self.spec.slot_range(slot)
-            yield (slot, 0, hi - lo)
+            yield (slot, 0, 0 if is_table else min(self.slot_size, self.size - slot * self.slot_size))
 
     def head(self, shard: int) -> Incarnation | None:
         """Who speaks for this shard; None if it is lost."""

@@ -18,7 +18,7 @@ from msgspec import structs
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
 from windlass.errors import ClusterError, LostRange, PeerError, UsageError, WindlassError
-from windlass.types import MANAGER, Bytes, Chain, Generation, Incarnation, KeyId, Node, Role
+from windlass.types import MANAGER, SERVER, WORKER, Bytes, Chain, Generation, Incarnation, KeyId, Node
 from windlass.worker.filtered import FilteredKeys, encoded
 from windlass.worker.ops import Call as Call
 from windlass.worker.ops import KeyInfo, Op, Request
@@ -102,8 +102,10 @@ class WorkerState(FilteredKeys):
     @property
     def is_joined(self) -> bool:
         """Whether a generation is known and every server of it is linked."""
-        servers = [who for who, node in self.nodes.items() if node.role is Role.SERVER]
-        return self.generation.number > 0 and all(who in self._linked for who in servers)
+        if not self.generation.number:
+            return False
+        linked = self._linked
+        return all(who in linked for who, node in self.nodes.items() if node.role is SERVER)
 
     @property
     def workers(self) -> set[Incarnation]:
@@ -112,7 +114,7 @@ class WorkerState(FilteredKeys):
 
     def _crew(self) -> list[Node]:
         mine = self._join.namespace
-        return [node for node in self.nodes.values() if node.role is Role.WORKER and node.namespace == mine]
+        return [node for node in self.nodes.values() if node.role is WORKER and node.namespace == mine]
 
     @property
     def is_lowest(self) -> bool:
@@ -417,20 +419,20 @@ class WorkerState(FilteredKeys):
         gone = {who: node for who, node in previous.items() if who not in self.nodes}
         self.departed |= gone
         self.num_workers = len(self.workers)
-        if self.role is Role.WORKER and self.me not in self.nodes:
+        if self.role is WORKER and self.me not in self.nodes:
             return self.fail_all(ClusterError(f"this worker is not in generation {generation}: {membership.reason}"))
-        if self.role is Role.WORKER:
+        if self.role is WORKER:
             self.rank = self.nodes[self.me].rank
         effects: list[Effect | Call] = []
         for node in membership.nodes:
-            if node.role is Role.SERVER and node.incarnation not in self._linked:
+            if node.role is SERVER and node.incarnation not in self._linked:
                 effects.append(Dial(node.incarnation, node.addresses))
-        for server in (who for who, node in gone.items() if node.role is Role.SERVER):
+        for server in (who for who, node in gone.items() if node.role is SERVER):
             self._redial.pop(server, None)
             effects += self._fail_requests(server, membership.reason)
         effects += self._on_moves(generation, membership.moves)
         mine = self._join.namespace
-        left = {who: node.name for who, node in gone.items() if node.role is Role.WORKER and node.namespace == mine}
+        left = {who: node.name for who, node in gone.items() if node.role is WORKER and node.namespace == mine}
         self._left |= set(left.values())
         is_waiting = any(op.push is not None and op.key.is_sequential for op in self.ops.values())
         if is_waiting and not left.keys().isdisjoint(membership.dead):
@@ -547,7 +549,7 @@ class WorkerState(FilteredKeys):
                 node = self.nodes.get(peer)
                 addresses = node.addresses if node else self._manager
                 effects.append(Dial(peer, addresses))
-        if self.role is Role.WORKER and now - self._beaten_at >= self._beat_seconds and MANAGER in self._linked:
+        if self.role is WORKER and now - self._beaten_at >= self._beat_seconds and MANAGER in self._linked:
             self._beaten_at = now
             effects.append(Send(MANAGER, m.Beat(sent=now)))
         effects += self._ask_again(now)
