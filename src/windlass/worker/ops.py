@@ -185,10 +185,14 @@ class Op(msgspec.Struct, eq=False):
     def pulls(self, shard: int) -> list[tuple[m.Pull, tuple[Block, ...]]]:
         """What asks this shard for what is not here yet."""
         assert self.pull is not None
-        left = [place for place, piece in enumerate(self.pull[shard]) if piece in self.unread[shard]]
-        pieces = tuple(self.pull[shard][place] for place in left)
-        ids = tuple(self.ids[shard][place] for place in left) if self.ids is not None else ()
-        digest = self.digests.get(shard, "") if len(pieces) == len(self.pull[shard]) else ""
+        pieces, unread = self.pull[shard], self.unread[shard]
+        ids = self.ids[shard] if self.ids is not None else ()
+        digest = self.digests.get(shard, "")
+        if len(unread) < len(pieces):  # some of it is here, or it is asked for twice
+            left = [place for place, piece in enumerate(pieces) if piece in unread]
+            ids = tuple([ids[place] for place in left]) if ids else ()
+            digest = digest if len(left) == len(pieces) else ""
+            pieces = tuple([pieces[place] for place in left])
         if digest and shard in self.known:
             ids = ()
         pull = m.Pull(
@@ -205,28 +209,26 @@ class Op(msgspec.Struct, eq=False):
     def pushes(self, shard: int) -> list[tuple[m.Push, tuple[Block, ...]]]:
         """The messages of a push for this shard; the same ones when sent again."""
         assert self.push is not None
-        parts, rides = self.push[shard], self.number if shard in self.unread else 0
-        return [
-            (
-                m.Push(
-                    key=self.key.id,
-                    shard=shard,
-                    clock=self.clock,
-                    since=self.key.since,
-                    part=number,
-                    parts=len(parts),
-                    pieces=part.pieces,
-                    pull=rides,
-                    hyper=self.hyper,
-                    completes=self.completes,
-                    filtered=part.sealed.filtered if part.sealed is not None else (),
-                    traffic=part.sealed.traffic if part.sealed is not None else (),
-                    residual=part.sealed.residual if part.sealed is not None else 0.0,
-                ),
-                part.blocks,
-            )
-            for number, part in enumerate(parts)
-        ]
+        parts = self.push[shard]
+        return [(self._push(shard, number, len(parts), part), part.blocks) for number, part in enumerate(parts)]
+
+    def _push(self, shard: int, number: int, num_parts: int, part: Part) -> m.Push:
+        sealed = part.sealed
+        return m.Push(
+            key=self.key.id,
+            shard=shard,
+            clock=self.clock,
+            since=self.key.since,
+            part=number,
+            parts=num_parts,
+            pieces=part.pieces,
+            pull=self.number if shard in self.unread else 0,
+            hyper=self.hyper,
+            completes=self.completes,
+            filtered=sealed.filtered if sealed is not None else (),
+            traffic=sealed.traffic if sealed is not None else (),
+            residual=sealed.residual if sealed is not None else 0.0,
+        )
 
     def disown(self) -> None:
         """The caller leaves before the end: what was borrowed of its memory is copied, should it be sent again, and

@@ -17,6 +17,12 @@ from windlass.errors import WindlassError
 
 _MAIN = threading.main_thread().ident
 
+# The module's own functions turn numbers into enums and back, which takes 15 times as long as what they do; and every
+# call that a store's user makes asks for it three times.
+_get_handler = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_set_handler = getattr(signal.signal, "__wrapped__", signal.signal)
+_SIGINT = int(signal.SIGINT)
+
 
 class Shield:
     """Use as a context manager; not nested. Puts nothing off in other threads, or where Ctrl-C is ignored. Should any
@@ -30,10 +36,10 @@ class Shield:
 
     def __enter__(self) -> None:
         if threading.get_ident() == _MAIN:
-            handler = signal.getsignal(signal.SIGINT)
+            handler = _get_handler(_SIGINT)
             if callable(handler):
                 self._handler = handler
-                signal.signal(signal.SIGINT, self._note)
+                _set_handler(_SIGINT, self._note)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, WindlassError):
@@ -41,7 +47,7 @@ class Shield:
         handler = self._handler
         if handler is not None and threading.get_ident() == _MAIN:
             self._handler = None
-            signal.signal(signal.SIGINT, handler)
+            _set_handler(_SIGINT, handler)
             if self.is_struck:
                 self.is_struck = False
                 handler(signal.SIGINT, None)

@@ -214,7 +214,8 @@ class WorkerState(FilteredKeys):
             if self._left and key.is_sequential:
                 effects += self._tell_left()
             op.unacked = set(op.push)
-            effects += self._release(key)
+            if key.unreleased:
+                effects += self._release(key)
             if key.filtering is not None:
                 effects += self._deposit(key)
         op.clock = key.clock
@@ -276,11 +277,14 @@ class WorkerState(FilteredKeys):
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def _on_message(self, event: Received, message: m.AnyMessage) -> list[Effect | Call]:
+        kind = type(message)
+        if kind is m.Pulled:  # the usual ones first
+            return self._on_pulled(event, message)  # type: ignore[arg-type]
+        if kind is m.Ack:
+            return self._on_ack(message)  # type: ignore[arg-type]
+        if kind is m.Done:
+            return self._on_answer(event.peer, message, event.data)  # type: ignore[arg-type]
         match message:
-            case m.Pulled():
-                return self._on_pulled(event, message)
-            case m.Ack():
-                return self._on_ack(message)
             case m.NeedIds():
                 return self._on_need_ids(event.peer, message)
             case m.Membership() if event.peer == MANAGER:
@@ -288,7 +292,7 @@ class WorkerState(FilteredKeys):
             case m.Misplaced(key=key, shard=shard):
                 self._misplaced.add((key, shard))
                 return []
-            case m.Done() | m.Refused() | m.Declared() | m.Frozen() | m.Granted():
+            case m.Refused() | m.Declared() | m.Frozen() | m.Granted():
                 return self._on_answer(event.peer, message, event.data)
             case m.Dumped(pins=pins) | m.Scanned(pins=pins):
                 answered = self._on_answer(event.peer, message, event.data)
@@ -305,17 +309,16 @@ class WorkerState(FilteredKeys):
 
     def _on_pulled(self, event: Received, pulled: m.Pulled) -> list[Effect | Call]:
         op = self.ops.get(pulled.pull)
-        peer = event.peer
+        peer, data = event.peer, event.data
         shard = op.key.shard_of(pulled.pieces[0][0]) if op is not None and pulled.pieces else -1
         unread = op.unread.get(shard) if op is not None else None
         effects: list[Effect | Call] = []
-        is_late = op is not None and not op.reads_newest and unread is not None and op.key.head(shard) != peer
+        is_late = unread is not None and not op.reads_newest and op.key.head(shard) != peer  # type: ignore[union-attr]
         # A head that is one no longer may answer with less than its successor has: that one was asked, too.
         if op is None or unread is None or is_late or unread.isdisjoint(pulled.pieces):  # or answered before
             if event.is_shared and pulled.pins:
                 effects.append(Send(peer, m.Release(pins=pulled.pins)))
-            return [*effects, Recycle(event.data)]
-        data = event.data
+            return [*effects, Recycle(data)]
         if pulled.error:
             op.error = op.error or UsageError(pulled.error)
         elif op.key.filtering is not None:
@@ -323,11 +326,9 @@ class WorkerState(FilteredKeys):
                 data = op.key.filtering.open(pulled, data, op)
             except PeerError as error:
                 return self._complete(op, error)
-        if not pulled.error:
-            expected = [(hi - lo) * op.key.itemsize for _, lo, hi in pulled.pieces]
-            if [part.nbytes for part in data[: len(expected)]] != expected:
-                wrong = f"{self.name(peer)} answered '{op.key.spec.name}' with the wrong length"
-                return self._complete(op, PeerError(wrong))
+        if not pulled.error and not _fits(pulled.pieces, data, op.key.itemsize):
+            wrong = f"{self.name(peer)} answered '{op.key.spec.name}' with the wrong length"
+            return self._complete(op, PeerError(wrong))
         if not unread.issuperset(pulled.pieces):  # asked again, it came in one message with what had come before
             pulled, data = _only(pulled, data, unread)
         op.asked_at = self._now
@@ -581,6 +582,12 @@ class WorkerState(FilteredKeys):
             return "the manager"
         node = self.nodes.get(who) or self.departed.get(who)
         return node.name if node else f"incarnation {who}"
+
+
+def _fits(pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...], itemsize: int) -> bool:
+    """Whether there is a buffer of the right length for each piece."""
+    expected = [(hi - lo) * itemsize for _, lo, hi in pieces]
+    return expected == [part.nbytes for part in data[: len(pieces)]]
 
 
 def _only(pulled: m.Pulled, data: tuple[Bytes, ...], unread: set[m.Piece]) -> tuple[m.Pulled, tuple[Bytes, ...]]:
