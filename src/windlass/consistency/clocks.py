@@ -19,7 +19,7 @@ class Admission(Enum):
 
 
 # Members of an enum are found slowly; these are asked for with every push.
-_NEXT, _DUPLICATE, _GAP = Admission
+NEXT, DUPLICATE, GAP = Admission
 
 
 class Clocks:
@@ -42,8 +42,8 @@ class Clocks:
     def admit(self, who: Incarnation, clock: int) -> Admission:
         last = self.received[who]
         if clock <= last:
-            return _DUPLICATE
-        return _NEXT if clock == last + 1 else _GAP
+            return DUPLICATE
+        return NEXT if clock == last + 1 else GAP
 
     def lowest(self, live: Iterable[Incarnation]) -> tuple[int, Incarnation | None]:
         """The smallest applied clock among the live that have entered, and whose it is."""

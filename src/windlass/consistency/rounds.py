@@ -57,7 +57,7 @@ class Rounds:
         return self._staged.get(round, {}).get(who)
 
     def whole(self, round: int) -> tuple[Incarnation, ...]:
-        return tuple(who for who, made in self._staged.get(round, {}).items() if made.is_whole)
+        return tuple([who for who, made in self._staged.get(round, {}).items() if made.is_whole])
 
     def has(self, round: int, members: Iterable[Incarnation]) -> bool:
         """Whether the contributions of all of these are whole here."""

@@ -18,6 +18,7 @@ import numpy as np
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Later, Log, Received, Recycle, Send
 from windlass.consistency import Admission, Clocks, CountedBatches
+from windlass.consistency.clocks import NEXT
 from windlass.consistency.rounds import StagedPiece
 from windlass.errors import PeerError
 from windlass.filters import NeedIds
@@ -304,9 +305,9 @@ class Shard(Crew, Freezes, Lessons, Refuses):
             self.clocks.start(peer, push.since)
             self._crew = None
         admission = self.admit(peer, push)
-        if admission is Admission.NEXT and self.decoder is not None and push.filtered:
-            return self._push_filtered(peer, push, data, self.decoder)
-        if admission is Admission.NEXT:
+        if admission is NEXT:
+            if self.decoder is not None and push.filtered:
+                return self._push_filtered(peer, push, data, self.decoder)
             if push.pull:
                 self._wait_with(peer, push, data)
             staged = [(number, lo, hi, part) for (number, lo, hi), part in zip(push.pieces, data, strict=True)]
@@ -455,17 +456,20 @@ class Shard(Crew, Freezes, Lessons, Refuses):
         """Do the first unit that touches data, those after it that touch little, and all that cost nothing; the rest
         comes back as Later."""
         effects: list[Effect] = []
-        touched = -1  # bytes, once something is
+        last: Unit | None = None  # that touched data
+        touched = 0  # bytes, by all but the last
         for unit in units:
             is_free = type(unit) in FREE
-            if self._backlog or not (is_free or touched < self._at_once_bytes):
+            if not is_free and not self._backlog and last is not None:
+                touched += unit_bytes(last)
+            if self._backlog or not (is_free or last is None or touched < self._at_once_bytes):
                 self._backlog += 1
                 effects.append(Later((self, unit)))
                 if isinstance(unit, End):
                     self._ends[unit.push] = unit
             else:
                 if not is_free:
-                    touched = max(0, touched) + unit_bytes(unit)
+                    last = unit
                 effects += self._do(unit)
         return effects
 
@@ -475,12 +479,17 @@ class Shard(Crew, Freezes, Lessons, Refuses):
         return self._do(unit)
 
     def _do(self, unit: Unit) -> list[Effect]:
-        if isinstance(unit, Apply):
-            return self._apply(unit)
-        if isinstance(unit, End):
-            self._ends.pop(unit.push, None)
-            return self.end(unit)
+        kind = type(unit)
+        if kind is Apply:  # the usual ones first
+            return self._apply(unit)  # type: ignore[arg-type]
+        if kind is End:
+            self._ends.pop(unit.push, None)  # type: ignore[union-attr]
+            return self.end(unit)  # type: ignore[arg-type]
         match unit:
+            case Echo(index=index, slot=slot, unit=echoed):
+                return self._do(echoed) if index > self.slots[slot].base else []
+            case Mark(whole=whole):
+                return self.log.mark(whole)
             case Check():
                 return self._check(unit)
             case Put():
@@ -493,10 +502,6 @@ class Shard(Crew, Freezes, Lessons, Refuses):
                 return self._rest(unit)
             case Restored():
                 return self._restore(unit)
-            case Mark(whole=whole):
-                return self.log.mark(whole)
-            case Echo(index=index, slot=slot, unit=echoed):
-                return self._do(echoed) if index > self.slots[slot].base else []
             case Teach():
                 return self._teach(unit)
             case Learn():
@@ -528,7 +533,7 @@ class Shard(Crew, Freezes, Lessons, Refuses):
                 self._errors[unit.push] = f"the update of '{self.spec.name}' failed: {type(error).__name__}: {error}"
                 effects.append(Log("error", self._errors[unit.push]))
             if not unit.is_reduced:
-                effects.append(Recycle(tuple(data for _, _, _, data in unit.pieces)))
+                effects.append(Recycle(tuple([data for _, _, _, data in unit.pieces])))
         self.applied(slot, unit)
         if slot.waiting:
             effects += self._refuse_riders(slot, unit.push) if self._errors else self.answer_waiting(slot)
@@ -543,7 +548,7 @@ class Shard(Crew, Freezes, Lessons, Refuses):
             return blocks[-1].array
 
         reduced = slot.content.reduce(unit.pieces, divisor=unit.divisor, room=room)
-        named = tuple((number, lo, hi) for number, lo, hi, _ in reduced)
+        named = tuple([(number, lo, hi) for number, lo, hi, _ in reduced])
         return reduced, self.log.part(named, tuple(blocks))
 
     @abstractmethod
@@ -576,7 +581,10 @@ class Shard(Crew, Freezes, Lessons, Refuses):
             self._refused[end.push] = error
             if len(self._refused) > MAX_REFUSED:
                 del self._refused[next(iter(self._refused))]
-        return effects + [Send(who, self._ack(clock, error)) for who in end.acks]
+        if end.acks:
+            ack = self._ack(clock, error)
+            effects += [Send(who, ack) for who in end.acks]
+        return effects
 
     def _log_end(self, end: End, error: str) -> list[Effect]:
         if end.is_followed:
