@@ -283,7 +283,7 @@ class TableCalls:
 def _marked(shape: KeyShape, bits: Sequence[int]) -> Array:
     value = np.zeros(shape.size, shape.dtype)
     for bit in bits:
-        value += shape.mark(bit)
+        value[bit :: shape.slot_size] += 1
     return value
 
 

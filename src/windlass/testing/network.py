@@ -56,9 +56,6 @@ class _Cut(LinkDown):
     """As the receiver of a frame that never came notices: the link is down from then on, not before."""
 
 
-TOLD = (LinkDown, _Dialled)
-
-
 class Box:
     """What is on its way to one node from one source; the explorer picks among the boxes that are not empty."""
 
@@ -158,13 +155,15 @@ class Network:
             self._idle(box)
 
     def take(self, box: Box) -> Event:
-        event = box.events.popleft()
-        if not box.events:
+        events = box.events
+        event = events.popleft()
+        if not events:
             self._idle(box)
-        if isinstance(event, _Cut):
-            self._notice(event.peer, box.node)
-        elif isinstance(event, TOLD):
-            self.untold[box.node, event.peer] -= 1
+        kind = type(event)
+        if kind is LinkDown or kind is _Dialled:
+            self.untold[box.node, event.peer] -= 1  # type: ignore[union-attr]
+        elif kind is _Cut:
+            self._notice(event.peer, box.node)  # type: ignore[union-attr]
         return event
 
     def _idle(self, box: Box) -> None:

@@ -465,16 +465,17 @@ class World:
         node = box.node
         if self.tells:
             self._tell_of(box, event)
-        if isinstance(event, Dial):
+        kind = type(event)
+        if kind is Dial:
             self.net.connect(node, event.peer)
             return
-        if isinstance(event, Tick):
+        if kind is Tick:
             if node in self.workers and self._is_about_to_reach_manager(node):
                 self.net.put(box, event)  # that takes less time than a tick
                 return
             self._tick(node)
         if node == MANAGER:
-            if not isinstance(event, Tick) or self.manager.is_recovering:
+            if kind is not Tick or self.manager.is_recovering:
                 self._to_manager(event)
             else:
                 self.manager_seconds += self.rng.choice((0.1, 1.0, 6.0))
@@ -483,7 +484,7 @@ class World:
             self._perform(node, self.servers[node].handle(event, self.seconds + self._skews[node]))
         else:
             worker = self.workers[node]
-            if isinstance(event, _Step):
+            if kind is _Step:
                 self._go_on(worker)
                 for onlooker in (self.reader, self.saver):
                     if onlooker is not None:
