@@ -49,6 +49,7 @@ class ManagerState:
         self._keys: dict[tuple[str, str], DeclaredKey] = {}  # by namespace and name
         self._by_id: dict[KeyId, DeclaredKey] = {}
         self.chart = Chart(config.replicas, config.shards_per_server)
+        self.chart.generation = Generation(config.term, 1)
         self._cuts = Cuts(config.lease_seconds)
         self._draining: dict[Incarnation, list[tuple[Incarnation, int]]] = {}  # servers that leave, and who asked
         self._heard: dict[Incarnation, float] = {}  # when each node was last heard of
@@ -66,7 +67,6 @@ class ManagerState:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         self._now = now
-        self.chart.generation = Generation(self.generation.term, self.generation.number + 1)
         match event:
             case Received(peer=peer, message=message):
                 if peer in self._heard:

@@ -44,10 +44,10 @@ class Hosted(Generic[M]):
         out: list[Effect] = []
         told: m.Membership | None = None  # all get the same one, and the scheduler needs it once
         for effect in effects:
-            if isinstance(effect, Send) and isinstance(effect.message, m.Membership) and effect.message is not told:
+            if type(effect) is Send and type(effect.message) is m.Membership and effect.message is not told:
                 told = effect.message
                 out += self.scheduler.handle(Received(MANAGER, told), now)
             out.append(effect)
-        if isinstance(event, Tick):
+        if message is None and isinstance(event, Tick):
             out += self.scheduler.handle(event, now)
         return out

@@ -133,7 +133,9 @@ class Log:
         self.is_last = self.successor is None
         """Whether nobody is waited for."""
         self.is_head = self.standing is Standing.HEAD
+        self.is_heir = self.standing is Standing.HEIR
         self._is_taught = self.standing in (Standing.FOLLOWER, Standing.LEARNER)  # by whoever is before us
+        self._is_teaching = self.teaching is not Teaching.NOBODY
 
     @property
     def is_settled(self) -> bool:
@@ -221,7 +223,7 @@ class Log:
 
     def has_recruit(self) -> bool:
         """Whether the manager should be told of a learner that has everything."""
-        return self.teaching is Teaching.JOINING and self._shown >= self._joins_at
+        return self._is_teaching and self.teaching is Teaching.JOINING and self._shown >= self._joins_at
 
     def inherit(self) -> None:
         """The old head cannot answer anyone any more: speak for the shard."""
@@ -349,7 +351,7 @@ class Log:
         if part.index == self.index + 1 and part.part == 0 and release:
             effects += self._forget_coming()
             # At once where the next of the chain has all before it; else when it is applied here.
-            is_chained = self.downstream is not None and self.teaching is Teaching.NOBODY
+            is_chained = self.downstream is not None and not self._is_teaching
             self._hands_on = is_chained and self._handed_on == self.index
         elif part.index != self.index + 1 or part.part != len(self._coming):
             return release, None  # a gap: what is between was lost with a link, and will be sent again
@@ -420,7 +422,7 @@ class Log:
     def acknowledge(self) -> list[Effect]:
         """Tell the predecessor, if there is something new to tell."""
         ackable = self._ackable()
-        if ackable <= self._acked or self.predecessor is None or self.standing in (Standing.HEAD, Standing.HEIR):
+        if ackable <= self._acked or self.predecessor is None or not self._is_taught:
             return []
         self._acked = ackable
         return [Send(self.predecessor, self._ack())]

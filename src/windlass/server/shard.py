@@ -25,6 +25,7 @@ from windlass.filters import NeedIds
 from windlass.server.content import Content
 from windlass.server.crew import Crew
 from windlass.server.decoding import Decoder
+from windlass.server.following import followed
 from windlass.server.freezing import Freezes
 from windlass.server.host import Host, Routes
 from windlass.server.lessons import Lessons
@@ -56,10 +57,11 @@ from windlass.server.units import (
     count_elements,
     unit_bytes,
 )
-from windlass.store.parts import cut_arrays, join_arrays
+from windlass.store.parts import cut_arrays
 from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, KeySpec, Sequential
 
 MAX_REFUSED = 64
+PUSHES = (m.Kind.PUSH, m.Kind.ROUND)
 
 
 class Shard(Crew, Freezes, Lessons, Refuses):
@@ -128,27 +130,10 @@ class Shard(Crew, Freezes, Lessons, Refuses):
         entry = whole.entry
         pieces = [(*piece, data) for part in whole.parts for piece, data in zip(part.pieces, part.data, strict=True)]
         self.time.hear(entry.now)
-        units: list[Unit]
-        match entry.kind:
-            case m.Kind.ROUND | m.Kind.PUSH:
-                applies = self._reduced(entry, pieces)
-                units = [*(Echo(whole.index, one.slot, one) for one in applies), *self.follow_push(entry)]
-            case m.Kind.FIRST:
-                firsts = [First(((slot, lo, hi),), (data,), None) for slot, lo, hi, data in pieces]
-                units = [Echo(whole.index, one.pieces[0][0], one) for one in firsts]
-            case m.Kind.WRITE:
-                puts = [Put(*piece, is_followed=True) for piece in pieces]
-                units = [Echo(whole.index, one.slot, one) for one in puts]
-            case m.Kind.START:
-                units = [Start(entry.who, entry.clock, None)]
-            case m.Kind.REST:
-                units = [Rest(entry.who, None)]
-            case m.Kind.RESTORE:
-                named_arrays = zip(entry.names, entry.dtypes, pieces, strict=True)
-                arrays = join_arrays((name, data.view(dtype)) for name, dtype, (*_, data) in named_arrays)
-                restored = Restored(entry.clock, arrays, entry.meta or {}, None, entry.count)
-                units = [Echo(whole.index, entry.clock, restored)]
-        return self.queue([*units, Mark(whole)])
+        if entry.kind not in PUSHES:
+            return self.queue([*followed(whole, pieces), Mark(whole)])
+        echoes = [Echo(whole.index, one.slot, one) for one in self._reduced(entry, pieces)]
+        return self.queue([*echoes, *self.follow_push(entry), Mark(whole)])
 
     def _reduced(self, entry: m.LogEntry, pieces: list[StagedPiece]) -> list[Apply]:
         push = (entry.who, entry.clock)
@@ -479,12 +464,11 @@ class Shard(Crew, Freezes, Lessons, Refuses):
         return self._do(unit)
 
     def _do(self, unit: Unit) -> list[Effect]:
-        kind = type(unit)
-        if kind is Apply:  # the usual ones first
-            return self._apply(unit)  # type: ignore[arg-type]
-        if kind is End:
-            self._ends.pop(unit.push, None)  # type: ignore[union-attr]
-            return self.end(unit)  # type: ignore[arg-type]
+        if isinstance(unit, Apply):  # the usual ones first
+            return self._apply(unit)
+        if isinstance(unit, End):
+            self._ends.pop(unit.push, None)
+            return self.end(unit)
         match unit:
             case Echo(index=index, slot=slot, unit=echoed):
                 return self._do(echoed) if index > self.slots[slot].base else []

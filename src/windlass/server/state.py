@@ -334,7 +334,7 @@ class ServerState:
         if isinstance(unit, Advance):
             return self._told(shard, shard.advance()) if isinstance(shard, SequentialShard) else []
         effects = self._told(shard, shard.work(unit)) + shard.settle()
-        return effects + self._inherit(shard) if shard.log.standing is Standing.HEIR else effects
+        return effects + self._inherit(shard) if shard.log.is_heir else effects
 
     # --- the chain --------------------------------------------------------------------------------------------------
 
@@ -388,7 +388,7 @@ class ServerState:
     def _on_tick(self) -> list[Effect]:
         effects = self._look_around() + self._beat() if self._pulse.is_due(self._now) else []
         for shard in self._shards():
-            if shard.log.standing is Standing.HEIR:
+            if shard.log.is_heir:
                 effects += self._inherit(shard)
         return effects
 
@@ -501,7 +501,7 @@ class ServerState:
             else:
                 shard.ancestors.update(before[: before.index(self.me)] if self.me in before else ())
                 shard.ancestors.difference_update(membership.dead)
-            if shard.log.standing is Standing.HEIR:
+            if shard.log.is_heir:
                 effects += self._inherit(shard)
             elif shard.is_pausing:
                 effects += self._unpause(shard)

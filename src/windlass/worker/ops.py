@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -117,12 +117,13 @@ class KeyInfo(msgspec.Struct, eq=False):
         self.is_sequential = isinstance(self.spec.consistency, Sequential)
         self.size, self.itemsize, self.slot_size = self.spec.size, self.spec.itemsize, self.spec.slot_size
         self.num_slots = self.spec.num_slots
-        self.whole = {shard: tuple(self._pieces(shard)) for shard in range(len(self.chains))}
-
-    def _pieces(self, shard: int) -> Iterator[m.Piece]:
-        is_table = self.spec.table is not None
-        for slot in self.spec.shard_slots(shard, len(self.chains)):
-            yield (slot, 0, 0 if is_table else min(self.slot_size, self.size - slot * self.slot_size))
+        size = 0 if self.spec.table is not None else self.size  # of a table nothing is known
+        cut = [(slot, 0, max(0, min(self.slot_size, size - slot * self.slot_size))) for slot in range(self.num_slots)]
+        num_shards, num_slots = len(self.chains), self.num_slots
+        self.whole = {  # by KeySpec.shard_slots
+            shard: tuple(cut[shard * num_slots // num_shards : (shard + 1) * num_slots // num_shards])
+            for shard in range(num_shards)
+        }
 
     def head(self, shard: int) -> Incarnation | None:
         """Who speaks for this shard; None if it is lost."""
