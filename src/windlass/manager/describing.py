@@ -45,6 +45,8 @@ def describe_key(number: KeyId, spec: KeySpec) -> dict[str, Any]:
 
 def difference(known: KeySpec, new: KeySpec) -> str:
     """How a second declaration departs from the first, field by field; empty when it does not."""
+    if known == new:
+        return ""
     parts = [
         f"{field} was {getattr(known, field)!r}, got {getattr(new, field)!r}"
         for field in known.__struct_fields__

@@ -372,7 +372,7 @@ class ServerState:
                 return []  # it is out, and should not think otherwise
             return [self._pulse.answer(peer, beat, self._now)]
         effects = self._say_again(peer) if self._pulse.confirm(peer, beat) else []
-        for shard in self._shards():
+        for shard in self._shards() if peer != MANAGER else ():
             if shard.log.is_head and shard.log.successor == peer:
                 effects += shard.log.flush(self._may_answer(peer)) + shard.settle()
         return effects

@@ -147,26 +147,23 @@ class Network:
             box.index = len(self.busy)
             self.busy.append(box)
 
-    def take_message(self, box: Box) -> None:
-        """Take the first of what is in this box, a message."""
-        events = box.events
-        events.popleft()
-        if not events:
-            self._idle(box)
-
     def take(self, box: Box) -> Event:
         events = box.events
         event = events.popleft()
         if not events:
-            self._idle(box)
+            self.idle(box)
         kind = type(event)
         if kind is LinkDown or kind is _Dialled:
-            self.untold[box.node, event.peer] -= 1  # type: ignore[union-attr]
+            pair = (box.node, event.peer)  # type: ignore[union-attr]
+            self.untold[pair] -= 1
+            if not self.untold[pair]:
+                del self.untold[pair]
         elif kind is _Cut:
             self._notice(event.peer, box.node)  # type: ignore[union-attr]
         return event
 
-    def _idle(self, box: Box) -> None:
+    def idle(self, box: Box) -> None:
+        """The last of what was in this box is taken."""
         busy, index = self.busy, box.index
         last = busy.pop()
         if last is not box:
@@ -222,7 +219,7 @@ class Network:
                 self.half.discard((sender, receiver))
                 box.events.pop()  # its own end of the story: this one comes earlier
                 if not box.events:
-                    self._idle(box)
+                    self.idle(box)
             self._lose(box)
             self._report(sender, receiver, LinkDown(sender, reason, is_death))
 
@@ -244,7 +241,7 @@ class Network:
             box.events.pop()
         self.shots.lost += lost
         if not box.events and box.index >= 0:
-            self._idle(box)
+            self.idle(box)
 
     # --- what goes wrong on a link ------------------------------------------------------------------------------------
 
@@ -340,7 +337,7 @@ class Network:
             if box.node == node and box.events:
                 box.events.clear()
                 if box.index >= 0:
-                    self._idle(box)
+                    self.idle(box)
 
     def revive(self, node: Incarnation) -> None:
         """A new process has the node's number and address. It knows of no link."""
@@ -354,7 +351,7 @@ class Network:
         """Queue a message; False when no link is open and it is dropped."""
         pair = (sender, send.peer)
         box = self.open.get(pair)
-        if box is None or self.untold.get(pair):
+        if box is None or (self.untold and pair in self.untold):
             return False
         data: tuple[Bytes, ...] = ()
         if send.data:
@@ -364,7 +361,7 @@ class Network:
                 data = tuple([block.array.copy() for block in send.data])
                 for pin in send.pins:
                     self.put(self.box(sender, "sent"), Sent(pin))
-        if pair in self.half:
+        if self.half and pair in self.half:
             self.shots.lost += 1
             return True
         box.events.append(Received(sender, send.message, data, self.is_shared))

@@ -271,21 +271,22 @@ class World:
 
     def _next(self, box: Box) -> None:
         """Let the first of what is in this box arrive, unless something is aimed at that moment."""
-        net, event = self.net, box.events[0]
+        net, events = self.net, box.events
+        event = events[0]
         if type(event) is not Received:
             net.shots.delivered += 1
             self._deliver(box, net.take(box))
             return
-        if not self.limits.aims:
-            net.take_message(box)
-            self._deliver_message(box, event)
-            return
-        kind = type(event.message).__name__
-        is_aimed_at = kind in self._aimed_at
-        if is_aimed_at and shoot(self, box.node, kind, BEFORE):
-            return
-        net.shots.flown[kind] += 1
-        net.take_message(box)
+        kind, is_aimed_at = "", False
+        if self.limits.aims:
+            kind = type(event.message).__name__
+            is_aimed_at = kind in self._aimed_at
+            if is_aimed_at and shoot(self, box.node, kind, BEFORE):
+                return
+            net.shots.flown[kind] += 1
+        events.popleft()
+        if not events:
+            net.idle(box)
         self._deliver_message(box, event)
         if is_aimed_at:
             shoot(self, box.node, kind, AFTER)
