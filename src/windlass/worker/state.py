@@ -76,11 +76,10 @@ class WorkerState(FilteredKeys):
         self._now = now
         if isinstance(event, Received):
             return self._on_message(event, event.message)
+        if isinstance(event, Submit):
+            work = event.work
+            return self._submit(work) if isinstance(work, Op) else self._ask(work)
         match event:
-            case Submit(work=Op() as op):
-                return self._submit(op)
-            case Submit(work=Request() as request):
-                return self._ask(request)
             case LinkUp(peer=peer):
                 return self._on_link_up(peer)
             case LinkDown(peer=peer):
