@@ -7,7 +7,6 @@ Words are those of docs/concepts.md. A *value* is what a key holds; it is cut in
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, NewType, Protocol
 
@@ -44,6 +43,10 @@ class Role(StrEnum):
     SERVER = "server"
     WORKER = "worker"
     DRIVER = "driver"
+
+
+SERVER, WORKER = Role.SERVER, Role.WORKER
+"""By names of their own, because a member of an enum takes long to be found, and these are asked for all the time."""
 
 
 class Generation(NamedTuple):
@@ -201,23 +204,27 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
         """The elements of a slot; nothing of a table's, where no two neighbours are in one slot."""
         if self.table is not None:
             return 0, 0
-        lo = slot * self.slot_size
-        return lo, min(self.size, lo + self.slot_size)
+        slot_size = self.slot_size
+        lo = slot * slot_size
+        return lo, min(self.size, lo + slot_size)
 
     def shard_slots(self, shard: int, num_shards: int) -> range:
         """The slots of one of so many shards: as equal as whole slots allow."""
-        return range(shard * self.num_slots // num_shards, (shard + 1) * self.num_slots // num_shards)
+        num_slots = self.num_slots
+        return range(shard * num_slots // num_shards, (shard + 1) * num_slots // num_shards)
 
     def shard_of(self, slot: int, num_shards: int) -> int:
         """The first, for the slot after the last: what workers keep back is saved as such."""
-        return ((slot + 1) * num_shards - 1) // self.num_slots if slot < self.num_slots else 0
+        num_slots = self.num_slots
+        return ((slot + 1) * num_shards - 1) // num_slots if slot < num_slots else 0
 
     def shard_range(self, shard: int, num_shards: int) -> tuple[int, int]:
         """The elements of a shard; of a table, its slots."""
         slots = self.shard_slots(shard, num_shards)
         if self.table is not None:
             return slots.start, slots.stop
-        return self.slot_range(slots.start)[0], self.slot_range(slots.stop - 1)[1]
+        slot_size = self.slot_size
+        return slots.start * slot_size, min(self.size, slots.stop * slot_size)
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,8 +246,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return self.addresses[0] if self.addresses else ""
 
 
-@dataclass(slots=True, eq=False)
-class Block:
+class Block(msgspec.Struct, eq=False):
     """Bytes with a known home. `segment` is -1 for private memory; else the block starts at `offset` in that
     shared segment of the process that owns it, and links to processes of this machine carry it by reference."""
 

@@ -16,6 +16,8 @@ from windlass._transport.base import HubEvent
 from windlass._wire.effects import LinkDown, LinkUp, Received, Send
 from windlass.types import Block, Bytes, Heap, Incarnation
 
+LINKS = (LinkUp, LinkDown)
+
 
 class Network:
     """The hubs of one process, by incarnation. Thread-safe."""
@@ -75,7 +77,8 @@ class InProcessHub:
         if send.peer in self._linked and send.peer in self._told:
             other = self._network.hubs.get(send.peer)
             if other is not None:
-                other._deliver(Received(self.me, send.message, tuple(block.array for block in send.data), True))
+                data = tuple([block.array for block in send.data])
+                other._deliver(Received(self.me, send.message, data, True))
 
     def flush(self) -> None:
         pass
@@ -87,12 +90,14 @@ class InProcessHub:
             if not self._inbox and timeout:  # nobody can ever answer: the wait can only end by its deadline
                 time.sleep(min(timeout, 0.01))
         elif not self._inbox:
-            self._ready.wait(timeout)
-            self._ready.clear()
+            if timeout != 0:  # to wait for no time at all takes its time, too
+                self._ready.wait(timeout)
+            if self._ready.is_set():
+                self._ready.clear()
         events: list[HubEvent] = []
         while self._inbox:
             event = self._inbox[0]
-            if isinstance(event, LinkUp | LinkDown):  # alone, so that nothing is sent on a link before it is known
+            if isinstance(event, LINKS):  # alone, so that nothing is sent on a link before it is known
                 if events:
                     break
                 (self._told.add if isinstance(event, LinkUp) else self._told.discard)(event.peer)

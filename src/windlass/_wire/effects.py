@@ -6,8 +6,9 @@ carries out its effects in order. Nothing here touches a socket, a thread or a c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from windlass._wire.messages import AnyMessage
 from windlass.types import Block, Bytes, Incarnation
@@ -15,8 +16,7 @@ from windlass.types import Block, Bytes, Incarnation
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Received:
+class Received(msgspec.Struct):
     """A message came. `data` holds one buffer per piece. Where `is_shared` the buffers are the sender's own memory:
     they must not be written, and the sender is told (Ack, Release) when they have been read."""
 
@@ -26,15 +26,13 @@ class Received:
     is_shared: bool = False
 
 
-@dataclass(slots=True)
-class LinkUp:
+class LinkUp(msgspec.Struct):
     """A link to this peer is open and both sides have proved the token."""
 
     peer: Incarnation
 
 
-@dataclass(slots=True)
-class LinkDown:
+class LinkDown(msgspec.Struct):
     """The link to this peer is gone, or could not be made; what was in flight on it may be lost. `is_death`: and the
     peer's process is known to be gone, or to have closed the link itself for good. `is_goodbye`: it said that it
     leaves."""
@@ -45,28 +43,24 @@ class LinkDown:
     is_goodbye: bool = False
 
 
-@dataclass(slots=True)
-class Sent:
+class Sent(msgspec.Struct):
     """The bytes that this pin kept have been copied off; reported only where a link does not carry references."""
 
     pin: int
 
 
-@dataclass(slots=True)
-class Tick:
+class Tick(msgspec.Struct):
     """Time has passed."""
 
 
-@dataclass(slots=True)
-class Later:
+class Later(msgspec.Struct):
     """As an effect: hand `work` back to the state machine soon, after other events had their turn. As an event: do
     it now. This is how one `handle` stays within one chunk of data."""
 
     work: Any
 
 
-@dataclass(slots=True)
-class Leave:
+class Leave(msgspec.Struct):
     """This node is asked to go, and has some time for it."""
 
 
@@ -75,8 +69,7 @@ Event = Received | LinkUp | LinkDown | Sent | Tick | Leave | Later
 # --- effects --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Send:
+class Send(msgspec.Struct):
     """Send a message; dropped without a word when no link to the peer is open (resending is the state machines').
     The blocks must stay unchanged until `pins` are reported Sent or released by the peer. On a link that has more to
     send than it can take a higher `priority` goes first; messages of one priority stay in order."""
@@ -88,46 +81,40 @@ class Send:
     priority: int = 0
 
 
-@dataclass(slots=True)
-class Dial:
+class Dial(msgspec.Struct):
     """Open a link to this peer at one of these addresses; LinkUp or LinkDown will tell."""
 
     peer: Incarnation
     addresses: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class Hangup:
+class Hangup(msgspec.Struct):
     """Close the link to this peer, saying why."""
 
     peer: Incarnation
     reason: str
 
 
-@dataclass(slots=True)
-class Recycle:
+class Recycle(msgspec.Struct):
     """The state machine no longer needs these received buffers."""
 
     data: tuple[Bytes, ...]
 
 
-@dataclass(slots=True)
-class Persist:
+class Persist(msgspec.Struct):
     """Have this record on disk before anything that comes later in the list is done. Skipped where nobody keeps any."""
 
     record: Any
 
 
-@dataclass(slots=True)
-class Log:
+class Log(msgspec.Struct):
     """Something that a person should be able to read later."""
 
     level: str
     text: str
 
 
-@dataclass(slots=True)
-class Stop:
+class Stop(msgspec.Struct):
     """This node's work is over (the manager is gone, or it was told to leave)."""
 
     reason: str

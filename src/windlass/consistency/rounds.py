@@ -9,7 +9,8 @@ them. So a worker that died in the middle of a push counts everywhere or nowhere
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from windlass.types import Bytes, Generation, Incarnation, Lease
 
@@ -17,13 +18,12 @@ StagedPiece = tuple[int, int, int, Bytes]
 """(slot, lo, hi, data)"""
 
 
-@dataclass(slots=True)
-class Contribution:
+class Contribution(msgspec.Struct):
     parts: int
     hyper: dict[str, float] | None = None
     lease: Lease | None = None
-    seen: set[int] = field(default_factory=set)
-    pieces: list[StagedPiece] = field(default_factory=list)
+    seen: set[int] = msgspec.field(default_factory=set)
+    pieces: list[StagedPiece] = msgspec.field(default_factory=list)
     elements: int = 0  # that it was made of, before filters
     wants_ack: bool = False
     is_whole: bool = False
@@ -57,7 +57,7 @@ class Rounds:
         return self._staged.get(round, {}).get(who)
 
     def whole(self, round: int) -> tuple[Incarnation, ...]:
-        return tuple(who for who, made in self._staged.get(round, {}).items() if made.is_whole)
+        return tuple([who for who, made in self._staged.get(round, {}).items() if made.is_whole])
 
     def has(self, round: int, members: Iterable[Incarnation]) -> bool:
         """Whether the contributions of all of these are whole here."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import assert_never
+
+import msgspec
 
 from windlass.consistency.clocks import Clocks
 from windlass.types import Bounded, Consistency, Eventual, Incarnation, Sequential
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     admit: bool
     reason: str = ""
 

@@ -125,6 +125,8 @@ class Cuts:
     @property
     def certain(self) -> set[Pair]:
         """Links over which no chain may go."""
+        if not self._words:
+            return set()
         return {
             pair(peer, who)
             for peer, words in self._words.items() for who, word in words.items() if word.confirmed >= CONFIRMATIONS
@@ -133,6 +135,8 @@ class Cuts:
     @property
     def doubted(self) -> set[Pair]:
         """Links over which no chain should begin to go: those that somebody has named, or that are not trusted yet."""
+        if not self._words and not self._scars:
+            return set()
         return self._named() | {which for which, scar in self._scars.items() if not scar.is_trusted}
 
     def scar(self, pairs: Iterable[Pair]) -> None:

@@ -45,6 +45,8 @@ def describe_key(number: KeyId, spec: KeySpec) -> dict[str, Any]:
 
 def difference(known: KeySpec, new: KeySpec) -> str:
     """How a second declaration departs from the first, field by field; empty when it does not."""
+    if known == new:
+        return ""
     if (known.table is None) != (new.table is None):
         return f"as {_kind(known)}, and now as {_kind(new)}"
     before, after = _declared(known), _declared(new)

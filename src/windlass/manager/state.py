@@ -27,7 +27,7 @@ from windlass.manager.cuts import Cuts
 from windlass.manager.describing import describe_again, describe_key, describe_nodes, describe_parting, difference
 from windlass.manager.records import Checkpointed, Image, KeyDropped, KeyPlaced, NewKey, Published
 from windlass.manager.recovery import Recovery
-from windlass.types import MANAGER, Generation, Incarnation, KeyId, KeySpec, Node, Role
+from windlass.types import MANAGER, SERVER, WORKER, Generation, Incarnation, KeyId, KeySpec, Node, Role
 
 
 class ManagerState:
@@ -50,6 +50,7 @@ class ManagerState:
         self._keys: dict[tuple[str, str], DeclaredKey] = {}  # by namespace and name
         self._by_id: dict[KeyId, DeclaredKey] = {}
         self.chart = Chart(config.replicas, config.shards_per_server)
+        self.chart.generation = Generation(config.term, 1)
         self._cuts = Cuts(config.lease_seconds)
         self._draining: dict[Incarnation, list[tuple[Incarnation, int]]] = {}  # servers that leave, and who asked
         self._heard: dict[Incarnation, float] = {}  # when each node was last heard of
@@ -68,13 +69,14 @@ class ManagerState:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         self._now = now
-        self.chart.generation = Generation(self.generation.term, self.generation.number + 1)
         match event:
             case Received(peer=peer, message=message):
                 if peer in self._heard:
                     self._heard[peer] = now
                 if self._recovery is not None:
                     return self._hear(self._recovery, event)
+                if type(message) is m.Beat:  # the usual one first
+                    return [self._answer_beat(peer, message), *self._look_at_cuts(peer, message)]
                 return self._on_message(peer, message)
             case LinkDown(peer=peer, reason=reason, is_death=is_death):
                 if self._recovery is not None:
@@ -121,7 +123,7 @@ class ManagerState:
                 return [Persist(Checkpointed(path=path)), Send(peer, m.Done(request=message.request))]
             case m.Abort():
                 mine = self._drivers.get(peer, "")
-                return [Send(node.incarnation, message) for node in self._of(Role.WORKER) if node.namespace == mine]
+                return [Send(node.incarnation, message) for node in self._of(WORKER) if node.namespace == mine]
             case _:
                 return [Log("warning", f"{self._name(peer)} sent the manager {type(message).__name__}; ignored")]
 
@@ -134,7 +136,7 @@ class ManagerState:
         self.departed = list(image.departed.values())
         self._next_key = image.next_key
         self.checkpoint = image.checkpoint
-        for node in sorted(self._of(Role.SERVER), key=lambda node: node.rank):
+        for node in sorted(self._of(SERVER), key=lambda node: node.rank):
             self.chart.join(node.incarnation, node.rank, is_late=False)
         for number, kept in image.keys.items():
             charted = self.chart.restore(number, kept.spec, kept.chains, is_placed=kept.is_placed)
@@ -192,7 +194,7 @@ class ManagerState:
             effects += [Send(server, order) for server in sorted(key.unplaced)]
         for number, name in recovery.image.dropped.items():
             forget = m.Forget(request=0, name=name, key=number)
-            effects += [Send(node.incarnation, forget) for node in self._of(Role.SERVER)]
+            effects += [Send(node.incarnation, forget) for node in self._of(SERVER)]
         for peer in sorted(recovery.missing):
             reason = f"it did not come back to the manager within {recovery.seconds(self._now):.1f} s"
             if peer in recovery.dead:
@@ -246,7 +248,7 @@ class ManagerState:
             reason = f"{node.name} has been replaced"
         self.nodes[peer] = node
         self._heard[peer] = self._now
-        if join.role is not Role.SERVER:
+        if join.role is not SERVER:
             return self._publish(reason)
         rank = node.rank
         self.chart.join(peer, rank, is_late=self.generation.number > 0)
@@ -274,8 +276,8 @@ class ManagerState:
     def is_complete(self) -> bool:
         """Whether the first generation has been published, or may be now."""
         return self.generation.number > 0 or bool(self._written) or (
-            len(self._of(Role.SERVER)) >= self.config.num_servers
-            and len(self._of(Role.WORKER)) >= self.config.num_workers
+            len(self._of(SERVER)) >= self.config.num_servers
+            and len(self._of(WORKER)) >= self.config.num_workers
         )
 
     def _on_tick(self) -> list[Effect]:
@@ -287,7 +289,7 @@ class ManagerState:
             effects += self._clear_doubts()
         busy = {server for key in self._by_id.values() for server in key.unplaced}
         for peer, heard in list(self._heard.items()):
-            is_server = self.nodes[peer].role is Role.SERVER
+            is_server = self.nodes[peer].role is SERVER
             lease = self.config.lease_seconds if is_server else self.config.worker_lease_seconds
             if self._now - heard > lease and peer not in busy and (not is_server or self.chart.can_lose(peer)):
                 reason = f"it has not been heard of for {self._now - heard:.1f} s (lease {lease:g} s)"
@@ -304,7 +306,7 @@ class ManagerState:
         self._ticked_at = self._now
 
     def _is_kept_seat(self, peer: Incarnation) -> bool:
-        return self.config.keeps_seats and peer in self.nodes and self.nodes[peer].role is Role.WORKER
+        return self.config.keeps_seats and peer in self.nodes and self.nodes[peer].role is WORKER
 
     def _keep_seat(self, peer: Incarnation, reason: str) -> list[Effect]:
         """A worker is gone, and stays a member until another takes its seat: rounds wait."""
@@ -324,7 +326,7 @@ class ManagerState:
             self._back_at = self._now  # another one who may still speak for a while
         text = f"{node.name} (pid {node.pid}) is gone: {reason}"
         dead = (peer,) if is_certain else ()
-        if node.role is Role.SERVER:
+        if node.role is SERVER:
             farewell = self._answer_drain(peer)
             effects = [*self._take(Steps(self.chart.lose(peer)), text, dead), *farewell]
         else:
@@ -348,6 +350,8 @@ class ManagerState:
         is_news = self._cuts.hear(peer, beat, self._now)
         certain = self._cuts.certain if is_news or self.chart.has_changed else set()
         before, self.chart.doubted = self.chart.doubted, self._cuts.doubted
+        if not is_news and not certain and not before:
+            return []  # the usual case
         healed = sorted(link for link in before - self.chart.doubted if {*link} <= {*self.chart.servers})
         told: list[Effect] = [Log("info", describe_again(link, self._name)) for link in healed]
         parting = self.chart.part(certain) if certain else None
@@ -389,7 +393,7 @@ class ManagerState:
 
     def _on_drain(self, peer: Incarnation, drain: m.Drain) -> list[Effect]:
         node = self.nodes.get(drain.server)
-        if node is None or node.role is not Role.SERVER:
+        if node is None or node.role is not SERVER:
             reason = f"there is no server {drain.server} to be removed"
             return [Send(peer, m.Refused(request=drain.request, is_usage=True, reason=reason))]
         if not set(self.chart.servers) - self.chart.leaving - {drain.server}:
@@ -490,7 +494,7 @@ class ManagerState:
 
     def _new_key(self, peer: Incarnation, declare: m.Declare) -> list[Effect]:
         spec = declare.spec
-        servers = [node.incarnation for node in sorted(self._of(Role.SERVER), key=lambda node: node.rank)]
+        servers = [node.incarnation for node in sorted(self._of(SERVER), key=lambda node: node.rank)]
         if not servers:
             reason = f"'{spec.name}' cannot be placed: no server is alive"
             return [Send(peer, m.Refused(request=declare.request, is_usage=False, reason=reason))]
@@ -555,7 +559,7 @@ class ManagerState:
         self._by_id.pop(key.id, None)
         self.chart.drop(key.id)
         order = m.Forget(request=0, name=key.spec.name, key=key.id)
-        return [Persist(KeyDropped(key=key.id)), *(Send(node.incarnation, order) for node in self._of(Role.SERVER))]
+        return [Persist(KeyDropped(key=key.id)), *(Send(node.incarnation, order) for node in self._of(SERVER))]
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

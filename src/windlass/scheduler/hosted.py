@@ -14,6 +14,8 @@ from windlass._wire.effects import Effect, Event, Received, Send, Tick
 from windlass.scheduler.state import SchedulerState
 from windlass.types import MANAGER
 
+LEASED = (m.Take, m.Holding, m.Tallied)
+
 
 class Machine(Protocol):
     def handle(self, event: Event, now: float) -> list[Effect]: ...
@@ -31,18 +33,21 @@ class Hosted(Generic[M]):
         self.scheduler = SchedulerState(epochs or {})
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        if isinstance(event, Received) and isinstance(event.message, m.Take | m.Holding | m.Tallied):
+        message = event.message if isinstance(event, Received) else None
+        if isinstance(message, LEASED):
             return self.scheduler.handle(event, now)
         effects = self.manager.handle(event, now)
-        if isinstance(event, Received) and isinstance(event.message, m.Inspect):
+        if isinstance(message, m.Inspect):
             for effect in effects:
                 if isinstance(effect, Send) and isinstance(effect.message, m.Done):
                     effect.message.detail["workloads"] = self.scheduler.describe()
         out: list[Effect] = []
+        told: m.Membership | None = None  # all get the same one, and the scheduler needs it once
         for effect in effects:
-            if isinstance(effect, Send) and isinstance(effect.message, m.Membership):
-                out += self.scheduler.handle(Received(MANAGER, effect.message), now)
+            if type(effect) is Send and type(effect.message) is m.Membership and effect.message is not told:
+                told = effect.message
+                out += self.scheduler.handle(Received(MANAGER, told), now)
             out.append(effect)
-        if isinstance(event, Tick):
+        if message is None and isinstance(event, Tick):
             out += self.scheduler.handle(event, now)
         return out

@@ -18,7 +18,7 @@ from windlass.consistency import Counted
 from windlass.scheduler.book import Book
 from windlass.scheduler.inquiry import Inquiry
 from windlass.scheduler.work import Work
-from windlass.types import Generation, Incarnation, Node, Role
+from windlass.types import SERVER, WORKER, Generation, Incarnation, Node
 
 ASK_AGAIN_SECONDS = 0.5
 
@@ -238,8 +238,8 @@ class SchedulerState:
             return []
         self.generation = generation
         before = self.workers
-        self.workers = {node.incarnation: node for node in membership.nodes if node.role is Role.WORKER}
-        self.servers = {node.incarnation for node in membership.nodes if node.role is Role.SERVER}
+        self.workers = {node.incarnation: node for node in membership.nodes if node.role is WORKER}
+        self.servers = {node.incarnation for node in membership.nodes if node.role is SERVER}
         effects: list[Effect] = []
         for work in self._works.values():
             for who in before.keys() - self.workers.keys():

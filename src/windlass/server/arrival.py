@@ -7,12 +7,15 @@ from typing import Any
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Recycle
 from windlass.consistency import Admission
+from windlass.consistency.clocks import NEXT
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.content import Content
 from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
 from windlass.server.units import Apply, ApplyRows, End, HeldSlot, count_given, count_staged
 from windlass.types import Bounded, Incarnation
+
+PUSH = m.Kind.PUSH
 
 
 class ArrivalShard(Shard):
@@ -40,7 +43,7 @@ class ArrivalShard(Shard):
 
     def admit(self, peer: Incarnation, push: m.Push) -> Admission:
         admission = self.clocks.admit(peer, push.clock)
-        if admission is Admission.NEXT and push.part in self._seen.get(peer, ()):
+        if admission is NEXT and push.part in self._seen.get(peer, ()):
             return Admission.DUPLICATE
         return admission
 
@@ -50,7 +53,7 @@ class ArrivalShard(Shard):
         divisor = max(1, len(self.crew))
         which = (peer, push.clock)
         entry = m.LogEntry(
-            kind=m.Kind.PUSH,
+            kind=PUSH,
             who=peer,
             clock=push.clock,
             part=push.part,
@@ -100,7 +103,7 @@ class ArrivalShard(Shard):
         # Work that was done before is accounted for, too.
         given = count_staged(pieces) if self.decoder is None else given
         entry = m.LogEntry(
-            kind=m.Kind.PUSH,
+            kind=PUSH,
             who=peer,
             clock=push.clock,
             hyper=push.hyper,

@@ -32,7 +32,7 @@ class Crew(Answers):
     def crew(self) -> Mapping[Incarnation, str]:
         """Those of them whose pushes are waited for: not who rests, nor who came late and has not begun here."""
         known = self._crew
-        if known is None or known[0] != self.members.generation:
+        if known is None or known[0] is not self.members.generation:
             late, begun, resting = self.members.late, self.clocks.received, self.resting
             crew = {
                 who: name for who, name in self.live.items()

@@ -20,9 +20,17 @@ from windlass.server.pins import Pins
 from windlass.server.rows import TableContent
 from windlass.server.sequential import SequentialShard
 from windlass.server.shard import Shard
-from windlass.types import MANAGER, Bytes, Incarnation, KeyId, KeySpec, Node, Role
+from windlass.types import MANAGER, SERVER, Bytes, Incarnation, KeyId, KeySpec, Node
 
 AnyShard = SequentialShard | ArrivalShard
+KEYED = frozenset((m.Pull, m.Init, m.Write, m.Attach, m.Detach, m.Freeze, m.Dump, m.Restore, m.Scan))
+"""What is asked of one shard."""
+OF_SLOTS = (m.Dump, m.Restore)
+OF_WORKERS = (m.Push, m.Pull, m.Attach, m.Detach)
+"""What only a live worker may send."""
+OF_ANYBODY = (m.Release, m.Hold, m.Inspect)
+"""What may still come of one who was one."""
+WRITES = (m.Init, m.Write)
 
 
 @dataclass(slots=True)
@@ -112,7 +120,7 @@ class HeldKey:
 
 def is_parted(nodes: Mapping[Incarnation, Node], linked: Collection[Incarnation], peer: Incarnation) -> bool:
     """Whether this is a server of the generation to which there is no link that we have heard of."""
-    return peer not in linked and peer in nodes and nodes[peer].role is Role.SERVER
+    return peer not in linked and peer in nodes and nodes[peer].role is SERVER
 
 
 def refused(push: m.Push, problem: str) -> m.Ack | m.Pulled:
@@ -164,13 +172,15 @@ def mispushed(shard: Shard, push: m.Push, data: tuple[Bytes, ...]) -> str:
 
 def misasked(shard: Shard, message: Any, data: tuple[Bytes, ...]) -> str:
     """The same for whatever else was asked of a shard."""
+    if isinstance(message, m.Pull):
+        if message.digest and not data and shard.decoder is not None:
+            return ""  # until the ids are found
+        return misfit(shard, message.pieces, data, is_read=True)
+    if not isinstance(message, WRITES):
+        return ""
     if shard.is_table and isinstance(message, m.Init):
         return f"'{shard.spec.name}' is a table: it has no first value"
-    if isinstance(message, m.Init | m.Write):
-        return misfit(shard, message.pieces, data)
-    if not isinstance(message, m.Pull) or (message.digest and not data and shard.decoder is not None):
-        return ""  # in the last case, when the ids are found
-    return misfit(shard, message.pieces, data, is_read=True)
+    return misfit(shard, message.pieces, data)
 
 
 def misread(key: HeldKey, read: m.Read) -> str:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -46,21 +45,22 @@ class Teaching(Enum):
     JOINING = "joining"  # it has everything; the chain waits for it, and the manager is told
 
 
+UNHELD = (m.Replicate, m.Replicated, m.Staged)
+"""What tells nobody of what is not safe: it is how entries become safe, or are made."""
+
 Pieces = tuple[m.Piece, ...]
 Blocks = tuple[Block, ...]
 
 
-@dataclass(slots=True)
-class Kept:
+class Kept(msgspec.Struct):
     """An entry that the successor may not have. `pins` keep its blocks."""
 
     index: int
-    parts: list[tuple[m.Replicate, Blocks]] = field(default_factory=list)
-    pins: list[int] = field(default_factory=list)
+    parts: list[tuple[m.Replicate, Blocks]] = msgspec.field(default_factory=list)
+    pins: list[int] = msgspec.field(default_factory=list)
 
 
-@dataclass(slots=True)
-class Coming:
+class Coming(msgspec.Struct):
     """A part that came from the predecessor. `release` gives its memory back; `theirs` are its pins on it, `pins` our
     own, on a copy of it."""
 
@@ -68,11 +68,10 @@ class Coming:
     data: tuple[Bytes, ...]
     release: list[Effect]
     theirs: tuple[Incarnation, tuple[int, ...]]
-    pins: list[int] = field(default_factory=list)
+    pins: list[int] = msgspec.field(default_factory=list)
 
 
-@dataclass(slots=True, eq=False)
-class Whole:
+class Whole(msgspec.Struct, eq=False):
     """An entry that is all here, to be applied."""
 
     index: int
@@ -89,6 +88,7 @@ class Log:
         self.standing = Standing.HEAD
         self.learner: Incarnation | None = None
         self.teaching = Teaching.NOBODY
+        self._look()
         self._shown = 0  # the last entry that the learner has
         self._joins_at = 0  # the last one that nobody waited for it to have
         self.index = 0  # the last entry that is whole here
@@ -109,41 +109,33 @@ class Log:
 
     # --- the chain --------------------------------------------------------------------------------------------------
 
-    @property
-    def downstream(self) -> Incarnation | None:
+    def enter(self, standing: Standing, chain: Chain) -> None:
+        """The shard begins here, in this chain."""
+        self.standing, self.chain = standing, chain
+        self._look()
+
+    def _look(self) -> None:
+        """Who stands where, seen from here. To be called whenever the chain, the standing or the teaching has changed,
+        which is seldom: every message asks for these."""
+        chain, me, learner = self.chain, self.me, self.learner
+        place = chain.index(me) if me in chain else -1
+        if 0 <= place < len(chain) - 1:
+            downstream: Incarnation | None = chain[place + 1]
+        else:
+            is_taught = place >= 0 and self.teaching in (Teaching.SHOWING, Teaching.JOINING)
+            downstream = learner if is_taught else None
+        before = chain[place - 1] if place > 0 else None
+        self.downstream = downstream
         """Whom entries go to from here."""
-        chain, me = self.chain, self.me
-        if me not in chain:
-            return None
-        if chain[-1] != me:
-            return chain[chain.index(me) + 1]
-        return self.learner if self.teaching in (Teaching.SHOWING, Teaching.JOINING) else None
-
-    @property
-    def successor(self) -> Incarnation | None:
+        self.successor = None if self.teaching is Teaching.SHOWING else downstream
         """Whom the chain waits for, after us."""
-        return None if self.teaching is Teaching.SHOWING else self.downstream
-
-    @property
-    def predecessor(self) -> Incarnation | None:
-        if self.standing is Standing.LEARNER:
-            return self.chain[-1] if self.chain else None
-        place = self.chain.index(self.me) if self.me in self.chain else 0
-        return self.chain[place - 1] if place else None
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether nobody comes after us: nothing needs to be sent, or kept."""
-        return self.teaching is Teaching.NOBODY and (len(self.chain) == 1 or self.chain[-1] == self.me)
-
-    @property
-    def is_last(self) -> bool:
+        self.predecessor = (chain[-1] if chain else None) if self.standing is Standing.LEARNER else before
+        self.is_last = self.successor is None
         """Whether nobody is waited for."""
-        return self.is_alone or self.successor is None
-
-    @property
-    def is_head(self) -> bool:
-        return self.standing is Standing.HEAD
+        self.is_head = self.standing is Standing.HEAD
+        self.is_heir = self.standing is Standing.HEIR
+        self._is_taught = self.standing in (Standing.FOLLOWER, Standing.LEARNER)  # by whoever is before us
+        self._is_teaching = self.teaching is not Teaching.NOBODY
 
     @property
     def is_settled(self) -> bool:
@@ -157,6 +149,7 @@ class Log:
         if self.me not in chain:
             if learner != self.me:
                 self.standing = Standing.OUTSIDER
+                self._look()
                 return self._drop_all()
             self.standing = Standing.LEARNER
         elif chain[0] != self.me:
@@ -164,6 +157,7 @@ class Log:
         elif self.standing is not Standing.HEAD:
             self.standing = Standing.HEIR
         self._teach(learner if chain and chain[-1] == self.me else None)
+        self._look()
         effects: list[Effect] = []
         if self.predecessor != before:
             effects += self._forget_coming()
@@ -192,6 +186,7 @@ class Log:
         self._let_go(self.index)
         self._close_open()
         self.teaching = Teaching.SHOWING
+        self._look()
         self._handed_on = self._shown = self.applied
         self._hands_on = False  # what is coming may have been meant for a successor that is gone: it goes when applied
         show = m.Show(key=self.key, shard=self.shard, lesson=lesson, index=self.applied, counts=counts)
@@ -223,15 +218,17 @@ class Log:
         """The learner has everything that it was shown: the chain waits for it from now on."""
         if peer == self.learner and self.teaching is Teaching.SHOWING:
             self.teaching = Teaching.JOINING
+            self._look()
             self._joins_at = self.index
 
     def has_recruit(self) -> bool:
         """Whether the manager should be told of a learner that has everything."""
-        return self.teaching is Teaching.JOINING and self._shown >= self._joins_at
+        return self._is_teaching and self.teaching is Teaching.JOINING and self._shown >= self._joins_at
 
     def inherit(self) -> None:
         """The old head cannot answer anyone any more: speak for the shard."""
         self.standing = Standing.HEAD
+        self._look()
 
     def resume(self) -> list[Effect]:
         """Tell the predecessor, on a new link or in a new chain, where to go on."""
@@ -336,7 +333,7 @@ class Log:
 
     def is_from_predecessor(self, peer: Incarnation) -> bool:
         """Whether this peer may change the shard here. Whoever is deposed may not."""
-        return self.standing in (Standing.FOLLOWER, Standing.LEARNER) and peer == self.predecessor
+        return self._is_taught and peer == self.predecessor
 
     def take(
         self, peer: Incarnation, part: m.Replicate, data: tuple[Bytes, ...], *, is_shared: bool
@@ -354,7 +351,7 @@ class Log:
         if part.index == self.index + 1 and part.part == 0 and release:
             effects += self._forget_coming()
             # At once where the next of the chain has all before it; else when it is applied here.
-            is_chained = self.downstream is not None and self.teaching is Teaching.NOBODY
+            is_chained = self.downstream is not None and not self._is_teaching
             self._hands_on = is_chained and self._handed_on == self.index
         elif part.index != self.index + 1 or part.part != len(self._coming):
             return release, None  # a gap: what is between was lost with a link, and will be sent again
@@ -391,7 +388,7 @@ class Log:
         """Part of an entry, whose rest will not come: it is sent anew, or was never safe."""
         effects = [effect for one in self._coming for effect in self.release(one)]
         self._coming = []
-        if self.standing is not Standing.HEAD:
+        if not self.is_head:
             self._close_open()
         return effects
 
@@ -425,7 +422,7 @@ class Log:
     def acknowledge(self) -> list[Effect]:
         """Tell the predecessor, if there is something new to tell."""
         ackable = self._ackable()
-        if self.predecessor is None or ackable <= self._acked or self.standing in (Standing.HEAD, Standing.HEIR):
+        if ackable <= self._acked or self.predecessor is None or not self._is_taught:
             return []
         self._acked = ackable
         return [Send(self.predecessor, self._ack())]
@@ -457,7 +454,7 @@ class Log:
             return list(effects)
         out: list[Effect] = []
         for effect in effects:
-            if isinstance(effect, Send) and not isinstance(effect.message, m.Replicate | m.Replicated | m.Staged):
+            if isinstance(effect, Send) and not isinstance(effect.message, UNHELD):
                 self._held.append((tip, effect))
             else:
                 out.append(effect)

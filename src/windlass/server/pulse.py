@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Log, Send
-from windlass.types import MANAGER, Generation, Incarnation, Node, Role
+from windlass.types import MANAGER, SERVER, Generation, Incarnation, Node
 
 BEATS_PER_LEASE = 8
 MIN_MISSES = 3
@@ -117,7 +117,7 @@ class Pulse:
     def look(self, now: float, nodes: Mapping[Incarnation, Node], linked: Collection[Incarnation]) -> list[Effect]:
         """Whether another server has been missed for a lease: there is no link to it, or it has not answered what it
         was asked before. Warns, once."""
-        others = {who for who, node in nodes.items() if node.role is Role.SERVER}
+        others = {who for who, node in nodes.items() if node.role is SERVER}
         effects: list[Effect] = []
         for who in [who for who in self._missed if who not in others]:
             self._reach(who)

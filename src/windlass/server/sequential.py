@@ -8,13 +8,16 @@ from typing import Any
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Later, Log, Send
 from windlass.consistency import YES, Admission, Keeper, Rounds, Verdict
+from windlass.consistency.clocks import NEXT
 from windlass.consistency.rounds import Contribution, StagedPiece
 from windlass.consistency.verdict import who_lacks
 from windlass.server.content import Content
 from windlass.server.host import Host, Routes
 from windlass.server.shard import Shard
-from windlass.server.units import ROUND, Apply, End, Freezing, HeldSlot, Order, count_given, count_staged
+from windlass.server.units import ROUND, Apply, End, Freezing, HeldSlot, Order, Unit, count_given, count_staged
 from windlass.types import Generation, Incarnation, Lease
+
+ROUND_KIND = m.Kind.ROUND
 
 
 class Advance:
@@ -50,7 +53,7 @@ class SequentialShard(Shard):
 
     def admit(self, peer: Incarnation, push: m.Push) -> Admission:
         admission = self.clocks.admit(peer, push.clock)
-        if admission is Admission.NEXT:
+        if admission is NEXT:
             made = self.rounds.find(peer, push.clock)
             if made is not None and push.part in made.seen:
                 return Admission.DUPLICATE
@@ -177,20 +180,19 @@ class SequentialShard(Shard):
         """The round is decided: queue its update for every slot here, or that it is refused, on every shard. Safe to
         repeat. Who became the head after the old one had reported does not have everything yet: it reports when it has,
         and is told again."""
-        if round != self.rounds.closed + 1 or not self.rounds.has(round, self.members.live.keys() & set(members)):
+        live = self.members.live
+        if round != self.rounds.closed + 1 or not self.rounds.has(round, [who for who in members if who in live]):
             return []
-        ranked = tuple(sorted(members, key=self.members.rank))
+        ranked = members if len(members) == 1 else tuple(sorted(members, key=self.members.rank))
         made = self.rounds.close(ranked, refusal)
-        effects = self._warn_of_missing(round, ranked, made)
-        for who in made:
-            if who not in self.members.live:  # its last word
-                self._gone.append(who)
+        effects = self._warn_of_missing(round, ranked, made) if len(made) < len(ranked) else []
+        self._gone += [who for who in made if who not in live]  # their last word
         push = (ROUND, round)
         if refusal:
             self._errors[push] = refusal
         counted, leases = self._lease(made)
-        hyper = next((one.hyper for one in counted.values()), None)
-        if any(one.hyper != hyper for one in counted.values()):
+        hyper = next(iter(counted.values())).hyper if counted else None
+        if len(counted) > 1 and any(one.hyper != hyper for one in counted.values()):
             told = ", ".join(f"{self.members.name(who)} {one.hyper}" for who, one in counted.items())
             self._errors[push] = f"the hyper-parameters of round {round} of '{self.spec.name}' differ: {told}"
         by_slot: dict[int, list[StagedPiece]] = {number: [] for number in self.slots}
@@ -201,21 +203,18 @@ class SequentialShard(Shard):
             for one in counted.values():
                 for piece in one.pieces:
                     by_slot[piece[0]].append(piece)
-        given = tuple(elements.values())
         now = self.time.now()
         entry = m.LogEntry(
-            kind=m.Kind.ROUND, clock=round, members=ranked, hyper=hyper, elements=given, leases=leases, now=now,
-            is_refused=bool(refusal),
+            kind=ROUND_KIND, clock=round, members=ranked, hyper=hyper, elements=tuple(elements.values()), leases=leases,
+            now=now, is_refused=bool(refusal),
         )  # fmt: skip
-        acks = tuple(who for who, one in made.items() if one.wants_ack)
+        acks = tuple([who for who, one in made.items() if one.wants_ack])
         divisor = max(1, len(ranked) - (len(made) - len(counted)))
-        effects += self.queue(
-            [
-                *self.checks([piece for pieces in by_slot.values() for piece in pieces], push),
-                *(Apply(number, pieces, divisor, hyper, push, now) for number, pieces in by_slot.items()),
-                End(push, ranked, acks, entry),
-            ]
-        )
+        units: list[Unit] = [Apply(number, pieces, divisor, hyper, push, now) for number, pieces in by_slot.items()]
+        units.append(End(push, ranked, acks, entry))
+        if self.may_refuse:
+            units[:0] = self.checks([piece for pieces in by_slot.values() for piece in pieces], push)
+        effects += self.queue(units)
         if self._ahead:
             ahead, self._ahead = self._ahead, []
             for order in ahead:
@@ -229,7 +228,7 @@ class SequentialShard(Shard):
     ) -> tuple[dict[Incarnation, Contribution], tuple[Lease, ...]]:
         """Those whose work counts, and what they complete: of two who did the same work, the lower rank's; nobody's, if
         it has been counted. All shards of a key have the same rounds, and come to the same."""
-        if not any(one.lease for one in made.values()):
+        if all(one.lease is None for one in made.values()):
             return made, ()
         counted: dict[Incarnation, Contribution] = {}
         leases: list[Lease] = []
@@ -247,8 +246,6 @@ class SequentialShard(Shard):
     ) -> list[Effect]:
         """A worker and the head of this shard died in the same round, which other shards had closed: what the worker
         gave to this one died with the head."""
-        if len(made) == len(members):
-            return []
         lo, hi = self.spec.shard_range(self.number, self.num_shards)
         who = ", ".join(self.members.name(one) for one in members if one not in made)
         unit = "slots" if self.is_table else "elements"

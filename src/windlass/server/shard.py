@@ -18,12 +18,14 @@ import numpy as np
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Later, Log, Received, Recycle, Send
 from windlass.consistency import Admission, Clocks, CountedBatches
+from windlass.consistency.clocks import NEXT
 from windlass.consistency.rounds import StagedPiece
 from windlass.errors import PeerError
 from windlass.filters import NeedIds
 from windlass.server.content import Content
 from windlass.server.crew import Crew
 from windlass.server.decoding import Decoder
+from windlass.server.following import followed
 from windlass.server.freezing import Freezes
 from windlass.server.host import Host, Routes
 from windlass.server.lessons import Lessons
@@ -57,10 +59,11 @@ from windlass.server.units import (
 )
 from windlass.server.updating import Updates
 from windlass.server.writing import Writes
-from windlass.store.parts import cut_arrays, join_arrays
+from windlass.store.parts import cut_arrays
 from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation, KeyId, KeySpec, Sequential
 
 MAX_REFUSED = 64
+PUSHES = (m.Kind.PUSH, m.Kind.ROUND)
 
 
 class Shard(Crew, Freezes, Lessons, Updates, Writes):
@@ -128,27 +131,10 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         entry = whole.entry
         pieces = [(*piece, data) for part in whole.parts for piece, data in zip(part.pieces, part.data, strict=True)]
         self.time.hear(entry.now)
-        units: list[Unit]
-        match entry.kind:
-            case m.Kind.ROUND | m.Kind.PUSH:
-                applies = self._reduced(entry, pieces)
-                units = [*(Echo(whole.index, one.slot, one) for one in applies), *self.follow_push(entry)]
-            case m.Kind.FIRST:
-                firsts = [First(((slot, lo, hi),), (data,), None) for slot, lo, hi, data in pieces]
-                units = [Echo(whole.index, one.pieces[0][0], one) for one in firsts]
-            case m.Kind.WRITE:
-                puts = [Put(*piece, (entry.who, 0), entry.now, is_followed=True) for piece in pieces]
-                units = [Echo(whole.index, one.slot, one) for one in puts]
-            case m.Kind.START:
-                units = [Start(entry.who, entry.clock, None)]
-            case m.Kind.REST:
-                units = [Rest(entry.who, None)]
-            case m.Kind.RESTORE:
-                named_arrays = zip(entry.names, entry.dtypes, pieces, strict=True)
-                arrays = join_arrays((name, data.view(dtype)) for name, dtype, (*_, data) in named_arrays)
-                restored = Restored(entry.clock, arrays, entry.meta or {}, None, entry.count)
-                units = [Echo(whole.index, entry.clock, restored)]
-        return self.queue([*units, Mark(whole)])
+        if entry.kind not in PUSHES:
+            return self.queue([*followed(whole, pieces), Mark(whole)])
+        echoes = [Echo(whole.index, one.slot, one) for one in self._reduced(entry, pieces)]
+        return self.queue([*echoes, *self.follow_push(entry), Mark(whole)])
 
     def _reduced(self, entry: m.LogEntry, pieces: list[StagedPiece]) -> list[Apply]:
         push = (entry.who, entry.clock)
@@ -305,9 +291,9 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
             self.clocks.start(peer, push.since)
             self._crew = None
         admission = self.admit(peer, push)
-        if admission is Admission.NEXT and self.decoder is not None and push.filtered:
-            return self._push_filtered(peer, push, data, self.decoder)
-        if admission is Admission.NEXT:
+        if admission is NEXT:
+            if self.decoder is not None and push.filtered:
+                return self._push_filtered(peer, push, data, self.decoder)
             if push.pull:
                 self._wait_with(peer, push, data)
             staged = [(number, lo, hi, part) for (number, lo, hi), part in zip(push.pieces, data, strict=True)]
@@ -437,17 +423,20 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         """Do the first unit that touches data, those after it that touch little, and all that cost nothing; the rest
         comes back as Later."""
         effects: list[Effect] = []
-        touched = -1  # bytes, once something is
+        last: Unit | None = None  # that touched data
+        touched = 0  # bytes, by all but the last
         for unit in units:
-            is_free = isinstance(unit, FREE)
-            if self._backlog or not (is_free or touched < self._at_once_bytes):
+            is_free = type(unit) in FREE
+            if not is_free and not self._backlog and last is not None:
+                touched += unit_bytes(last)
+            if self._backlog or not (is_free or last is None or touched < self._at_once_bytes):
                 self._backlog += 1
                 effects.append(Later((self, unit)))
                 if isinstance(unit, End):
                     self._ends[unit.push] = unit
             else:
                 if not is_free:
-                    touched = max(0, touched) + unit_bytes(unit)
+                    last = unit
                 effects += self._do(unit)
         return effects
 
@@ -457,7 +446,7 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         return self._do(unit)
 
     def _do(self, unit: Unit) -> list[Effect]:
-        if isinstance(unit, Apply):
+        if isinstance(unit, Apply):  # the usual ones first
             return self._apply(unit)
         if isinstance(unit, End):
             self._ends.pop(unit.push, None)
@@ -465,6 +454,10 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         match unit:
             case ApplyRows():
                 return self._apply_rows(unit)
+            case Echo(index=index, slot=slot, unit=echoed):
+                return self._do(echoed) if index > self.slots[slot].base else []
+            case Mark(whole=whole):
+                return self.log.mark(whole)
             case Check():
                 return self._check(unit)
             case Put():
@@ -477,10 +470,6 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
                 return self._rest(unit)
             case Restored():
                 return self._restore(unit)
-            case Mark(whole=whole):
-                return self.log.mark(whole)
-            case Echo(index=index, slot=slot, unit=echoed):
-                return self._do(echoed) if index > self.slots[slot].base else []
             case Teach():
                 return self._teach(unit)
             case Learn():
@@ -516,7 +505,10 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
             self._refused[end.push] = error
             if len(self._refused) > MAX_REFUSED:
                 del self._refused[next(iter(self._refused))]
-        return effects + [Send(who, self._ack(clock, error)) for who in end.acks]
+        if end.acks:
+            ack = self._ack(clock, error)
+            effects += [Send(who, ack) for who in end.acks]
+        return effects
 
     def _log_end(self, end: End, error: str) -> list[Effect]:
         if end.is_followed:

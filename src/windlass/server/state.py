@@ -45,10 +45,9 @@ from windlass.server.sequential import Advance, SequentialShard
 from windlass.server.shard import Shard
 from windlass.server.shard_time import Clock
 from windlass.server.teaching import hear_learner, hear_teacher
-from windlass.types import MANAGER, Bytes, Chain, Generation, Incarnation, KeyId, Memory, Node, Role, Sequential
+from windlass.types import MANAGER, SERVER, WORKER, Bytes, Generation, Incarnation, KeyId, Memory, Node, Sequential
 
 MAX_EARLY_MESSAGES = 256
-KEYED = (m.Pull, m.Init, m.Write, m.Attach, m.Detach, m.Freeze, m.Dump, m.Restore, m.Scan)
 
 
 class ServerState:
@@ -107,12 +106,15 @@ class ServerState:
             message = event.message
             if event.peer not in self.members.live and self._is_stranger(event.peer, message):
                 return self._on_stranger(event)
-            if type(message) is m.Push:  # the usual ones first
-                return self._on_push(event, message)
-            if type(message) is m.Pull:
+            kind = type(message)
+            if kind is m.Push:  # the usual ones first
+                return self._on_push(event, message)  # type: ignore[arg-type]
+            if kind in held.KEYED:
                 return self._on_key(event, message)
-            if type(message) is m.Replicate or type(message) is m.Replicated:
-                return self._on_replication(event, message)
+            if kind is m.Replicate or kind is m.Replicated:
+                return self._on_replication(event, message)  # type: ignore[arg-type]
+            if kind is m.Beat:
+                return self._on_beat(event.peer, message)  # type: ignore[arg-type]
             return self._on_message(event, message)
         match event:
             case Later(work=(shard, unit)):
@@ -178,8 +180,8 @@ class ServerState:
     def _is_stranger(self, peer: Incarnation, message: m.AnyMessage) -> bool:
         """Whether a message of somebody who is no live worker is one that only they may send, or its sender was one."""
         if peer in self.members.ranks:
-            return not isinstance(message, m.Release | m.Hold | m.Inspect)
-        return isinstance(message, m.Push | m.Pull | m.Attach | m.Detach)
+            return not isinstance(message, held.OF_ANYBODY)
+        return isinstance(message, held.OF_WORKERS)
 
     def _on_stranger(self, event: Received) -> list[Effect]:
         """Somebody outside the generation. One who has left it is refused, never acknowledged. One never seen may
@@ -219,20 +221,14 @@ class ServerState:
             case m.Staged() | m.Close():
                 self._pulse.hear_directly(peer)
                 return self._on_round(peer, message)
-            case m.Replicate() | m.Replicated():
-                return self._on_replication(event, message)
             case m.Ready() | m.Show() | m.ShowSlot() | m.Shown():
                 return self._on_teaching(event, message)
-            case m.Beat():
-                return self._on_beat(peer, message)
             case m.Refused(reason=reason) if peer == MANAGER:
                 return [Log("warning", f"cannot hand over what it holds: {reason}; it ends with it, after its notice")]
             case m.Read() | m.Commit():
                 return self._on_order(peer, message)
             case m.Tally() if peer == MANAGER:
                 return self._on_tally(message)
-            case _ if isinstance(message, KEYED):
-                return self._on_key(event, message)
             case m.Deposited(key=key_id):
                 if (key := self.keys.get(key_id)) is not None and 0 in key.shards:
                     key.shards[0].deposit(peer, message, event.data)
@@ -250,7 +246,7 @@ class ServerState:
         if key is None:
             problem = "the key was deleted"
         else:
-            is_of_slot = isinstance(message, m.Dump | m.Restore)
+            is_of_slot = isinstance(message, held.OF_SLOTS)
             shard = key.of_slot(message.slot) if is_of_slot else key.shards.get(message.shard)
             if shard is None or not shard.speaks:
                 number = key.spec.shard_of(message.slot, len(key.routes.chains)) if is_of_slot else message.shard
@@ -338,7 +334,7 @@ class ServerState:
         if isinstance(unit, Advance):
             return self._told(shard, shard.advance()) if isinstance(shard, SequentialShard) else []
         effects = self._told(shard, shard.work(unit)) + shard.settle()
-        return effects + self._inherit(shard) if shard.log.standing is Standing.HEIR else effects
+        return effects + self._inherit(shard) if shard.log.is_heir else effects
 
     # --- the chain --------------------------------------------------------------------------------------------------
 
@@ -372,11 +368,11 @@ class ServerState:
         """A server asks whether we still follow it, or has answered that it does."""
         if not beat.is_answer:
             node = self.nodes.get(peer)
-            if node is None or node.role is not Role.SERVER:
+            if node is None or node.role is not SERVER:
                 return []  # it is out, and should not think otherwise
             return [self._pulse.answer(peer, beat, self._now)]
         effects = self._say_again(peer) if self._pulse.confirm(peer, beat) else []
-        for shard in self._shards():
+        for shard in self._shards() if peer != MANAGER else ():
             if shard.log.is_head and shard.log.successor == peer:
                 effects += shard.log.flush(self._may_answer(peer)) + shard.settle()
         return effects
@@ -392,7 +388,7 @@ class ServerState:
     def _on_tick(self) -> list[Effect]:
         effects = self._look_around() + self._beat() if self._pulse.is_due(self._now) else []
         for shard in self._shards():
-            if shard.log.standing is Standing.HEIR:
+            if shard.log.is_heir:
                 effects += self._inherit(shard)
         return effects
 
@@ -450,11 +446,11 @@ class ServerState:
         self.nodes = {node.incarnation: node for node in membership.nodes}
         if self.me not in self.nodes:
             return [Stop(f"this server is not in generation {generation}: {membership.reason}")]
-        self.members.update(generation, [node for node in membership.nodes if node.role is Role.WORKER])
+        self.members.update(generation, [node for node in membership.nodes if node.role is WORKER])
         departed = [who for who in before if who not in self.nodes]
         effects: list[Effect] = []
         for node in membership.nodes:  # of two servers, the later incarnation dials the earlier
-            is_server = node.role is Role.SERVER and node.incarnation < self.me
+            is_server = node.role is SERVER and node.incarnation < self.me
             if is_server and node.incarnation not in self._linked:
                 effects.append(Dial(node.incarnation, node.addresses))
         for who in departed:
@@ -484,7 +480,7 @@ class ServerState:
             key.routes.chains[move.shard] = move.chain
             shard = key.shards.get(move.shard)
             if move.learner == self.me and not held.learns_from(shard, move.chain[-1]):
-                effects += self._become_learner(move.key, key, move.shard, move.chain)
+                effects += self._become_learner(key, move)
                 continue
             if shard is None:
                 continue
@@ -505,7 +501,7 @@ class ServerState:
             else:
                 shard.ancestors.update(before[: before.index(self.me)] if self.me in before else ())
                 shard.ancestors.difference_update(membership.dead)
-            if shard.log.standing is Standing.HEIR:
+            if shard.log.is_heir:
                 effects += self._inherit(shard)
             elif shard.is_pausing:
                 effects += self._unpause(shard)
@@ -515,14 +511,14 @@ class ServerState:
                 effects += shard.teach(learner)
         return effects
 
-    def _become_learner(self, key_id: KeyId, key: HeldKey, number: int, chain: Chain) -> list[Effect]:
+    def _become_learner(self, key: HeldKey, move: m.Move) -> list[Effect]:
         """Begin a shard anew, to be shown what is in it."""
-        old = key.shards.pop(number, None)
+        old = key.shards.pop(move.shard, None)
         effects = old.leave() if old is not None else []
-        place = m.Place(key=key_id, spec=key.spec, chains=tuple(key.routes.chains))
-        shard = key.shards[number] = self._make(place, number, key.routes)
-        shard.log.standing, shard.log.chain = Standing.LEARNER, chain
-        return [*effects, Send(chain[-1], self._ready(shard))]
+        place = m.Place(key=move.key, spec=key.spec, chains=tuple(key.routes.chains))
+        shard = key.shards[move.shard] = self._make(place, move.shard, key.routes)
+        shard.log.enter(Standing.LEARNER, move.chain)
+        return [*effects, Send(move.chain[-1], self._ready(shard))]
 
     def _ready(self, shard: AnyShard) -> m.Ready:
         term, number = self.members.generation
@@ -535,7 +531,7 @@ class ServerState:
             if self._is_leaving:  # the manager that was asked may be no more
                 told.append(Send(MANAGER, m.Drain(request=0, server=self.me)))
             return [Send(MANAGER, self.config.join), *told]
-        if peer not in self.nodes or self.nodes[peer].role is not Role.SERVER:
+        if peer not in self.nodes or self.nodes[peer].role is not SERVER:
             return []
         reading = tuple(pin for shard in self._shards() for pin in shard.log.reading(peer))
         effects: list[Effect] = [Send(peer, m.Hold(pins=reading))]
@@ -563,7 +559,7 @@ class ServerState:
         if peer == MANAGER:
             return [Dial(MANAGER, self.config.manager)]
         node = self.nodes.get(peer)
-        if node is not None and node.role is Role.SERVER and peer < self.me:
+        if node is not None and node.role is SERVER and peer < self.me:
             return [Dial(peer, node.addresses)]
         return []
 
@@ -586,8 +582,7 @@ class ServerState:
         for number, chain in enumerate(place.chains):
             if self.me in chain:
                 shard = key.shards[number] = self._make(place, number, key.routes)
-                shard.log.standing = Standing.HEAD if chain[0] == self.me else Standing.FOLLOWER
-                shard.log.chain = chain
+                shard.log.enter(Standing.HEAD if chain[0] == self.me else Standing.FOLLOWER, chain)
         return key
 
     def _make(self, place: m.Place, number: int, routes: Routes) -> AnyShard:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from windlass._wire import messages as m
 from windlass.consistency.rounds import StagedPiece
@@ -22,8 +23,7 @@ ROUND = Incarnation(0)
 """In a unit of work: the push is nobody's own, it is a round."""
 
 
-@dataclass(slots=True)
-class Waiting:
+class Waiting(msgspec.Struct):
     """A pull of one piece of a slot that cannot be answered yet, or of rows of a table, maybe of other slots, too.
     `rides` tells that it came with the push it follows."""
 
@@ -41,18 +41,16 @@ class Waiting:
         return ((slot, self.lo, self.hi),) if self.rows is None else tuple(piece for piece, _ in self.rows)
 
 
-@dataclass(slots=True)
-class HeldSlot:
+class HeldSlot(msgspec.Struct):
     number: int
     content: Content
     missing: int  # elements that have no first value yet
     rounds: int = 0
-    waiting: list[Waiting] = field(default_factory=list)
+    waiting: list[Waiting] = msgspec.field(default_factory=list)
     base: int = 0  # the last entry that was in it when it came here
 
 
-@dataclass(slots=True)
-class Apply:
+class Apply(msgspec.Struct):
     """Unit of work: reduce these pieces and update one slot, once. `push` is whose (0: a round) and which. A follower's
     pieces come reduced."""
 
@@ -65,8 +63,7 @@ class Apply:
     is_reduced: bool = False
 
 
-@dataclass(slots=True)
-class ApplyRows:
+class ApplyRows(msgspec.Struct):
     """Unit of work: what one push brings to several slots of a table; together it is little."""
 
     pieces: list[StagedPiece]
@@ -80,8 +77,7 @@ class ApplyRows:
         return [Apply(piece[0], [piece], self.divisor, self.hyper, self.push, self.now) for piece in self.pieces]
 
 
-@dataclass(slots=True)
-class Check:
+class Check(msgspec.Struct):
     """Unit of work: look whether every slot can take what these pieces bring, before any of them does. If one cannot,
     the push is refused, and what follows of it changes nothing."""
 
@@ -89,8 +85,7 @@ class Check:
     push: tuple[Incarnation, int]
 
 
-@dataclass(slots=True)
-class End:
+class End(msgspec.Struct):
     """Unit of work: the round, or the part of a push of `push[0]`, is applied to every slot here, and its entry is
     made. Only now does it count as applied for its `members` (none, while other parts are still to come): an
     acknowledgement gives the pusher its memory back. `acks` are those who want one."""
@@ -102,8 +97,7 @@ class End:
     is_followed: bool = False  # the entry came from the predecessor
 
 
-@dataclass(slots=True)
-class Put:
+class Put(msgspec.Struct):
     """Unit of work: set elements lo to hi of a slot, or some rows, as the driver wants them; unless a Check of the same
     `write` has found that they cannot be taken."""
 
@@ -116,8 +110,7 @@ class Put:
     is_followed: bool = False
 
 
-@dataclass(slots=True)
-class First:
+class First(msgspec.Struct):
     """Unit of work: pieces of the first value. Those of a slot that has one already are passed over."""
 
     pieces: tuple[m.Piece, ...]
@@ -125,8 +118,7 @@ class First:
     request: tuple[Incarnation, int] | None  # who gave them; nobody on a follower
 
 
-@dataclass(slots=True)
-class Start:
+class Start(msgspec.Struct):
     """Unit of work: count this worker from this clock on."""
 
     who: Incarnation
@@ -134,16 +126,14 @@ class Start:
     request: int | None
 
 
-@dataclass(slots=True)
-class Rest:
+class Rest(msgspec.Struct):
     """Unit of work: do not wait for this worker until it starts again."""
 
     who: Incarnation
     request: int | None
 
 
-@dataclass(slots=True)
-class Restored:
+class Restored(msgspec.Struct):
     """Unit of work: a slot becomes what was saved of it."""
 
     slot: int
@@ -153,8 +143,7 @@ class Restored:
     count: int = -1  # how many updates the key had taken
 
 
-@dataclass(slots=True)
-class Echo:
+class Echo(msgspec.Struct):
     """Unit of work: what entry `index` from the predecessor does to one slot, unless the slot came with it."""
 
     index: int
@@ -162,8 +151,7 @@ class Echo:
     unit: Apply | Put | First | Restored
 
 
-@dataclass(slots=True)
-class Teach:
+class Teach(msgspec.Struct):
     """Unit of work: begin to show the shard to this learner, or show it one slot."""
 
     lesson: int
@@ -172,23 +160,20 @@ class Teach:
     is_end: bool = False
 
 
-@dataclass(slots=True)
-class Learn:
+class Learn(msgspec.Struct):
     """Unit of work: a slot becomes what the last of the chain showed."""
 
     shown: m.ShowSlot
     arrays: dict[str, Array]
 
 
-@dataclass(slots=True)
-class Mark:
+class Mark(msgspec.Struct):
     """Unit of work: an entry that came from the predecessor is applied."""
 
     whole: Whole
 
 
-@dataclass(slots=True)
-class Freezing:
+class Freezing(msgspec.Struct):
     """Unit of work: keep the shard as it is now, for a saver; it is told under `request`, unless that is 0."""
 
     which: tuple[Incarnation, int, KeyId, int]
@@ -201,7 +186,7 @@ Unit = (
     Apply | ApplyRows | Check | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn
     | Freezing | Order
 )  # fmt: skip
-FREE = (End, Start, Rest, Mark, Freezing)
+FREE = frozenset((End, Start, Rest, Mark, Freezing))
 """Units that touch no data."""
 
 

@@ -206,7 +206,8 @@ class DenseCalls:
 
     def pull(self, where: Where, *, riding: Pushing | None = None) -> Pulling:
         lo, hi = where
-        flat: Array = np.full(hi - lo, -1, self.shape.dtype)
+        flat: Array = np.empty(hi - lo, self.shape.dtype)
+        flat.fill(-1)
         landing = Landing(self.entry, (lo, hi), is_range=True, out=flat)
         op = riding.op if riding is not None else _op(self.key, None)
         op.pull, op.deliver = split(self.key, lo, hi), landing.deliver
@@ -284,8 +285,11 @@ class TableCalls:
 
 def _marked(shape: KeyShape, bits: Sequence[int]) -> Array:
     value = np.zeros(shape.size, shape.dtype)
+    if len(bits) == 1:
+        value[bits[0] :: shape.slot_size] = 1
+        return value
     for bit in bits:
-        value += shape.mark(bit)
+        value[bit :: shape.slot_size] += 1
     return value
 
 

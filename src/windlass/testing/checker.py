@@ -23,12 +23,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
-from windlass.testing.history import NEWEST, History, KeyShape, Pulled, Pushed, WorkerLog
+from windlass.testing.history import NEWEST, History, KeyShape, Marks, Pulled, Pushed, WorkerLog
 from windlass.types import Array, Bounded, Sequential
 
 FINAL = "the final value"
+FAR = 1 << 60
+"""A push that nobody makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +90,14 @@ def judge(history: History) -> Verdict:
     return Verdict(tuple(violations), num_pulls)
 
 
-@dataclass(slots=True)
-class _Seen:
+class _Seen(msgspec.Struct):
     """What one slot of one pull shows of one worker: the last push that is in, the first visible one that is not."""
 
-    last_in: int = 0
-    first_out: int = 1 << 60
+    last_in: int
+    first_out: int
 
 
-@dataclass(slots=True)
-class _Cut:
+class _Cut(msgspec.Struct):
     """Where a departed worker's pushes end, as far as the pulls tell, and which pull told."""
 
     at_least: int = 0
@@ -111,11 +112,16 @@ class _KeyJudge:
     logs: list[WorkerLog]
     violations: list[Violation] = field(default_factory=list)
     pushes: list[list[Pushed]] = field(init=False)
+    made: list[list[tuple[int, int, int, Marks | None, int, float]]] = field(init=False)
+    """The same, as it is looked at for every slot of every pull: bit, lo, hi, marks, clock, invoked."""
     cuts: dict[tuple[int, int], _Cut] = field(default_factory=dict)  # of each worker; of one that may be torn, by slot
     floors: dict[tuple[str, int, int], int] = field(default_factory=dict)  # (puller, slot, worker) -> seen before
 
     def __post_init__(self) -> None:
         self.pushes = [log.pushes(self.shape.name) for log in self.logs]
+        self.made = [
+            [(one.bit, one.lo, one.hi, one.marks, one.clock, one.invoked) for one in made] for made in self.pushes
+        ]
 
     # --- one pull -----------------------------------------------------------------------------------------------------
 
@@ -125,16 +131,14 @@ class _KeyJudge:
         if pull.clock == NEWEST:
             self._newest(log.name, where, decoded, pull)
             return
+        judge_one = self._sequential if isinstance(self.shape.consistency, Sequential) else self._arrival
         for slot, seen in decoded:
             for index, one in enumerate(seen):
                 self._order(log.name, where, slot, index, one)
                 self._monotonic(log.name, where, slot, index, one)
-                if self.logs[index] is log and one.first_out <= pull.clock:
+                if one.first_out <= pull.clock and self.logs[index] is log:
                     self._fail("own pushes", log.name, where, slot, f"own push {one.first_out} to be in", "it is not")
-                if isinstance(self.shape.consistency, Sequential):
-                    self._sequential(log.name, where, slot, index, one, pull)
-                else:
-                    self._arrival(log.name, where, slot, index, one, pull)
+                judge_one(log.name, where, slot, index, one, pull)
 
     def _newest(self, reader: str, where: str, decoded: list[tuple[int, list[_Seen]]], pull: Pulled) -> None:
         """A driver's read: some round r, no matter which, but one."""
@@ -188,30 +192,36 @@ class _KeyJudge:
         for slot, lo, hi, offset in self._spans(pull):
             start = slot * size
             row: list[_Seen] = []
-            for index, made in enumerate(self.pushes):
-                seen = _Seen()
-                for push in made:
-                    for at in (start + push.bit,) if push.marks is None else push.marks.get(slot, ()):
-                        if not (lo <= at < hi and push.lo <= at < push.hi):
+            for index, made in enumerate(self.made):
+                last_in, first_out = 0, FAR
+                for bit, from_, to, marks, clock, invoked in made:
+                    for at in (start + bit,) if marks is None else marks.get(slot, ()):
+                        if not (lo <= at < hi and from_ <= at < to):
                             continue
                         count = counts[at - offset]
                         if count == 0:
-                            seen.first_out = min(seen.first_out, push.clock)
+                            first_out = min(first_out, clock)
                             continue
                         matched += 1
-                        seen.last_in = push.clock
-                        which = f"push {push.clock} of {self.logs[index].name}"
-                        if count != 1:
-                            self._fail("once", puller, where, slot, f"{which} at most once", f"{count} times")
-                        if push.invoked > until:
-                            self._fail("causal", puller, where, slot, f"no {which} before it was made", "it")
-                row.append(seen)
+                        last_in = clock
+                        if count != 1 or invoked > until:
+                            self._find_odd(puller, where, slot, (index, clock), count, is_early=invoked > until)
+                row.append(_Seen(last_in, first_out))
             found.append((slot, row))
         nonzero = int(np.count_nonzero(pull.value))
         if nonzero != matched:
             expected = f"only the {matched} elements that somebody pushed"
             self._fail("never made", puller, where, pull.lo // size, expected, f"{nonzero} elements that are not 0")
         return [] if self.shape.forgets else found
+
+    def _find_odd(
+        self, puller: str, where: str, slot: int, push: tuple[int, int], count: float, *, is_early: bool
+    ) -> None:
+        which = f"push {push[1]} of {self.logs[push[0]].name}"
+        if count != 1:
+            self._fail("once", puller, where, slot, f"{which} at most once", f"{count} times")
+        if is_early:
+            self._fail("causal", puller, where, slot, f"no {which} before it was made", "it")
 
     def _spans(self, pull: Pulled) -> Iterator[tuple[int, int, int, int]]:
         """The slots of a pulled value: which, from which element to which, and which element its value begins with."""
@@ -236,7 +246,8 @@ class _KeyJudge:
         if seen.first_out <= floor:
             expected = f"push {floor} of {self.logs[index].name}, which an earlier pull has seen"
             self._fail("monotonic", puller, where, slot, expected, f"not even push {seen.first_out}")
-        self.floors[at] = max(floor, seen.last_in)
+        if seen.last_in > floor:
+            self.floors[at] = seen.last_in
 
     def _sequential(self, puller: str, where: str, slot: int, index: int, seen: _Seen, pull: Pulled) -> None:
         who, clock, until = self.logs[index], pull.clock, pull.responded
@@ -269,15 +280,16 @@ class _KeyJudge:
 
     def _arrival(self, puller: str, where: str, slot: int, index: int, seen: _Seen, pull: Pulled) -> None:
         who, policy = self.logs[index], self.shape.consistency
-        is_live = who.departed is None or who.departed > pull.responded
-        has_entered = who.entered.get(pull.key, 0.0) < pull.invoked
-        if isinstance(policy, Bounded) and is_live and has_entered:
+        if isinstance(policy, Bounded) and pull.clock > policy.delay:
+            is_live = who.departed is None or who.departed > pull.responded
+            has_entered = who.entered.get(pull.key, 0.0) < pull.invoked
             needed = pull.clock - policy.delay
             missing = min(seen.first_out, self._made(index, pull.responded) + 1)
-            if missing <= needed:
+            if missing <= needed and is_live and has_entered:
                 expected = f"the first {needed} pushes of {who.name}, delay is {policy.delay}"
                 self._fail("bounded", puller, where, slot, expected, f"no push {missing}")
-        self._acked_before(puller, where, slot, index, seen, pull)
+        if seen.first_out < FAR:  # else there is none that it could miss
+            self._acked_before(puller, where, slot, index, seen, pull)
 
     def _acked_before(self, puller: str, where: str, slot: int, index: int, seen: _Seen, pull: Pulled) -> None:
         for push in self.pushes[index]:
@@ -288,8 +300,10 @@ class _KeyJudge:
 
     def _made(self, index: int, until: float) -> int:
         """The clock that this worker had reached by then."""
-        made = (push.clock for push in reversed(self.pushes[index]) if push.invoked <= until)
-        return next(made, self.logs[index].since.get(self.shape.name, 0))
+        for push in reversed(self.pushes[index]):
+            if push.invoked <= until:
+                return push.clock
+        return self.logs[index].since.get(self.shape.name, 0)
 
     def _fail(self, rule: str, worker: str, where: str, slot: int, expected: str, got: str) -> None:
         self.violations.append(Violation(rule, worker, self.shape.name, where, slot, expected, got))

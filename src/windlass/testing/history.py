@@ -50,7 +50,8 @@ class KeyShape:
     @property
     def dtype(self) -> str:
         """Filters that keep something back want floating-point numbers."""
-        return "float32" if self.table is not None or any(one.is_lossy for one in self.filters) else "int64"
+        is_lossy = bool(self.filters) and any(one.is_lossy for one in self.filters)
+        return "float32" if is_lossy or self.table is not None else "int64"
 
     @property
     def forgets(self) -> bool:

@@ -324,12 +324,12 @@ class CountsLeasesAgain(ServerState):
 
 class _ForgetsInRound(SequentialShard):
     def follow_push(self, entry: m.LogEntry) -> list[End]:
-        return [replace(end, entry=structs.replace(end.entry, leases=())) for end in super().follow_push(entry)]
+        return [structs.replace(end, entry=structs.replace(end.entry, leases=())) for end in super().follow_push(entry)]
 
 
 class _ForgetsOnArrival(ArrivalShard):
     def follow_push(self, entry: m.LogEntry) -> list[End]:
-        return [replace(end, entry=structs.replace(end.entry, leases=())) for end in super().follow_push(entry)]
+        return [structs.replace(end, entry=structs.replace(end.entry, leases=())) for end in super().follow_push(entry)]
 
 
 class ForgetsLeases(ServerState):

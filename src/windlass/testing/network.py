@@ -48,12 +48,10 @@ class PoisonedHeap:
         block.array.fill(POISON)
 
 
-@dataclass(slots=True)
 class _Dialled(LinkUp):
     """As the dialler is told of it."""
 
 
-@dataclass(slots=True)
 class _Cut(LinkDown):
     """As the receiver of a frame that never came notices: the link is down from then on, not before."""
 
@@ -150,22 +148,27 @@ class Network:
             self.busy.append(box)
 
     def take(self, box: Box) -> Event:
-        event = box.events.popleft()
-        if not box.events:
-            self._idle(box)
-        if type(event) is Received:
-            return event
-        if isinstance(event, _Cut):
-            self._notice(event.peer, box.node)
-        elif isinstance(event, LinkDown | _Dialled):
-            self.untold[box.node, event.peer] -= 1
+        events = box.events
+        event = events.popleft()
+        if not events:
+            self.idle(box)
+        kind = type(event)
+        if kind is LinkDown or kind is _Dialled:
+            pair = (box.node, event.peer)  # type: ignore[union-attr]
+            self.untold[pair] -= 1
+            if not self.untold[pair]:
+                del self.untold[pair]
+        elif kind is _Cut:
+            self._notice(event.peer, box.node)  # type: ignore[union-attr]
         return event
 
-    def _idle(self, box: Box) -> None:
-        last = self.busy.pop()
+    def idle(self, box: Box) -> None:
+        """The last of what was in this box is taken."""
+        busy, index = self.busy, box.index
+        last = busy.pop()
         if last is not box:
-            self.busy[box.index] = last
-            last.index = box.index
+            busy[index] = last
+            last.index = index
         box.index = -1
 
     def _link(self, sender: Incarnation, receiver: Incarnation) -> Box:
@@ -216,7 +219,7 @@ class Network:
                 self.half.discard((sender, receiver))
                 box.events.pop()  # its own end of the story: this one comes earlier
                 if not box.events:
-                    self._idle(box)
+                    self.idle(box)
             self._lose(box)
             self._report(sender, receiver, LinkDown(sender, reason, is_death))
 
@@ -238,7 +241,7 @@ class Network:
             box.events.pop()
         self.shots.lost += lost
         if not box.events and box.index >= 0:
-            self._idle(box)
+            self.idle(box)
 
     # --- what goes wrong on a link ------------------------------------------------------------------------------------
 
@@ -334,7 +337,7 @@ class Network:
             if box.node == node and box.events:
                 box.events.clear()
                 if box.index >= 0:
-                    self._idle(box)
+                    self.idle(box)
 
     def revive(self, node: Incarnation) -> None:
         """A new process has the node's number and address. It knows of no link."""
@@ -348,7 +351,7 @@ class Network:
         """Queue a message; False when no link is open and it is dropped."""
         pair = (sender, send.peer)
         box = self.open.get(pair)
-        if box is None or self.untold.get(pair):
+        if box is None or (self.untold and pair in self.untold):
             return False
         data: tuple[Bytes, ...] = ()
         if send.data:
@@ -358,10 +361,13 @@ class Network:
                 data = tuple([block.array.copy() for block in send.data])
                 for pin in send.pins:
                     self.put(self.box(sender, "sent"), Sent(pin))
-        if pair in self.half:
+        if self.half and pair in self.half:
             self.shots.lost += 1
             return True
-        self.put(box, Received(sender, send.message, data, self.is_shared))
+        box.events.append(Received(sender, send.message, data, self.is_shared))
+        if box.index < 0:
+            box.index = len(self.busy)
+            self.busy.append(box)
         return True
 
     def recycle(self, data: tuple[Bytes, ...]) -> None:

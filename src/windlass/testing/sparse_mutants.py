@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Recycle, Send
 from windlass.consistency.rounds import StagedPiece
@@ -25,7 +27,7 @@ from windlass.types import Bytes, Eventual, Incarnation, Sequential
 
 
 def _by_own_clock(shard: Shard, applies: list[Apply]) -> list[Apply]:
-    return [replace(one, now=shard.time._clock.now) for one in applies]
+    return [structs.replace(one, now=shard.time._clock.now) for one in applies]
 
 
 class _AgesByItselfInRound(SequentialShard):

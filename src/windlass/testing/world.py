@@ -87,6 +87,7 @@ class World:
         if limits.tables:
             self.plan.at_once_bytes = rng.choice((0, 1 << 20))
         self._has_tables = any(shape.table is not None for shape in self.plan.keys)
+        self._is_sparse = self._has_tables or any(shape.filters for shape in self.plan.keys)
         self._heads: dict[tuple[KeyId, int], Incarnation] = {}  # of the shards of tables
         num_workers = self.plan.num_seats - limits.joins - limits.aims
         num_servers = rng.randint(*limits.servers)
@@ -121,6 +122,7 @@ class World:
         self.saver = self._add_onlooker(SAVER, Saver) if limits.savers and rng.randint(0, limits.savers) else None
         self.faults = draw_faults(rng, limits)
         self.aims = draw_aims(rng, limits)
+        self._aimed_at = {aim.kind for aim in self.aims}  # now, or before they were shot at
         self.hurry = rng.choice(limits.hurry)
         self.pace = rng.choice((0.005, 0.03))  # how likely it is, at each step, that time passes while somebody is away
         self.candidates = rng.randint(1, 3)
@@ -212,7 +214,8 @@ class World:
 
     def run(self) -> str:
         """Until nothing is under way. Gives what is left waiting then, in words; it should be nothing."""
-        busy, random, candidates = self.net.busy, self.rng.random, self.candidates - 1
+        net, random, candidates = self.net, self.rng.random, range(self.candidates - 1)
+        busy, away, is_leased = net.busy, self.away, self.plan.leased is not None
         try:
             while busy:
                 now = self.now = self.now + 1
@@ -220,16 +223,17 @@ class World:
                     continue
                 if self.is_odd and self._is_out_of_turn():
                     continue
-                if self.plan.leased is not None and random() < 0.01:
-                    self.net.put(self.net.box(MANAGER, "tick"), Tick())
-                box = busy[int(random() * len(busy))]
-                for _ in range(candidates):
-                    other = busy[int(random() * len(busy))]
+                if is_leased and random() < 0.01:
+                    net.put(net.box(MANAGER, "tick"), Tick())
+                count = len(busy)
+                box = busy[int(random() * count)]
+                for _ in candidates:
+                    other = busy[int(random() * count)]
                     if other.priority > box.priority:
                         box = other
                 if box.slow_until > now and random() < 0.9:
                     continue
-                if (self.away or self.net.muted) and self._is_kept_from(box):
+                if (away or net.muted) and self._is_kept_from(box):
                     continue
                 self._next(box)
                 if not busy:
@@ -267,24 +271,25 @@ class World:
 
     def _next(self, box: Box) -> None:
         """Let the first of what is in this box arrive, unless something is aimed at that moment."""
-        net, node, event = self.net, box.node, box.events[0]
-        shots = net.shots
+        net, events = self.net, box.events
+        event = events[0]
         if type(event) is not Received:
-            shots.delivered += 1
+            net.shots.delivered += 1
             self._deliver(box, net.take(box))
             return
-        if not self.limits.aims:
-            net.take(box)
-            self._deliver_message(node, box, event)
-            return
-        kind = type(event.message).__name__
-        if self.aims and shoot(self, node, kind, BEFORE):
-            return
-        shots.flown[kind] += 1
-        net.take(box)
-        self._deliver_message(node, box, event)
-        if self.aims:
-            shoot(self, node, kind, AFTER)
+        kind, is_aimed_at = "", False
+        if self.limits.aims:
+            kind = type(event.message).__name__
+            is_aimed_at = kind in self._aimed_at
+            if is_aimed_at and shoot(self, box.node, kind, BEFORE):
+                return
+            net.shots.flown[kind] += 1
+        events.popleft()
+        if not events:
+            net.idle(box)
+        self._deliver_message(box, event)
+        if is_aimed_at:
+            shoot(self, box.node, kind, AFTER)
 
     # --- who is away --------------------------------------------------------------------------------------------------
 
@@ -314,7 +319,7 @@ class World:
 
     def _are_back(self) -> bool:
         """Let those go on whose time is over. While somebody is away, time passes for the others, too."""
-        for me, away in list(self.away.items()):
+        for me, away in self.away.items():
             if self.now >= away.until:
                 del self.away[me]
                 if away.is_parted and me not in self.net.dead:
@@ -410,17 +415,14 @@ class World:
         """Whether there is something worth disturbing: most runs are left alone until somebody pushes."""
         return self.disturbs_start or any(worker.program.is_ready for worker in self.workers.values())
 
-    def _deliver_message(self, node: Incarnation, box: Box, event: Received) -> None:
-        shots = self.net.shots
+    def _deliver_message(self, box: Box, event: Received) -> None:
+        node, shots = box.node, self.net.shots
         shots.delivered += 1
         shots.messages += 1
         if self.tells:
             self._tell_of(box, event)
-        kind = type(event.message)
-        if kind is m.NeedIds:
-            shots.need_ids += 1
-        elif kind is m.ShowSlot and self._has_tables:
-            shots.taught_tables += 1
+        if self._is_sparse:
+            self._count_sparse(type(event.message))
         server = self.servers.get(node)
         if server is not None:
             self._perform(node, server.handle(event, self.seconds + self._skews[node]))
@@ -431,6 +433,11 @@ class World:
             self._perform(node, worker.state.handle(event, self.seconds + worker.ahead))
             if worker.waits_for is not None:
                 self._wake(node, worker)
+
+    def _count_sparse(self, kind: type[m.AnyMessage]) -> None:
+        shots = self.net.shots
+        shots.need_ids += kind is m.NeedIds
+        shots.taught_tables += kind is m.ShowSlot and self._has_tables
 
     def _to_manager(self, event: Any) -> None:
         was_recovering = self.manager.is_recovering
@@ -459,16 +466,17 @@ class World:
         node = box.node
         if self.tells:
             self._tell_of(box, event)
-        if isinstance(event, Dial):
+        kind = type(event)
+        if kind is Dial:
             self.net.connect(node, event.peer)
             return
-        if isinstance(event, Tick):
+        if kind is Tick:
             if node in self.workers and self._is_about_to_reach_manager(node):
                 self.net.put(box, event)  # that takes less time than a tick
                 return
             self._tick(node)
         if node == MANAGER:
-            if not isinstance(event, Tick) or self.manager.is_recovering:
+            if kind is not Tick or self.manager.is_recovering:
                 self._to_manager(event)
             else:
                 self.manager_seconds += self.rng.choice((0.1, 1.0, 6.0))
@@ -477,7 +485,7 @@ class World:
             self._perform(node, self.servers[node].handle(event, self.seconds + self._skews[node]))
         else:
             worker = self.workers[node]
-            if isinstance(event, _Step):
+            if kind is _Step:
                 self._go_on(worker)
                 for onlooker in (self.reader, self.saver):
                     if onlooker is not None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from windlass.errors import UsageError
 from windlass.types import STORAGE, Array, Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Like:
+class Like(msgspec.Struct, frozen=True):
     """What a caller's array is: enough to make another of its kind."""
 
     kind: str  # "numpy", "torch" or "jax"

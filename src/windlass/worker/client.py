@@ -286,10 +286,10 @@ class Client:
 
     def _perform(self, effects: list[Effect | Call]) -> None:
         for effect in effects:
-            if isinstance(effect, Send):
-                self.hub.send(effect)
-            elif isinstance(effect, Call):
+            if isinstance(effect, Call):
                 effect.function()
+            elif isinstance(effect, Send):
+                self.hub.send(effect)
             elif isinstance(effect, Recycle):
                 self.hub.recycle(effect.data)
             elif isinstance(effect, Dial):

@@ -156,7 +156,9 @@ def _group(pieces: tuple[Piece, ...], blocks: list[Block], *, together: bool) ->
     """One message for all where only references travel; else one for each piece, so that a link is never taken for
     longer than a chunk."""
     step = MAX_PIECES if together else 1
+    if len(pieces) <= step:
+        return [Part(pieces, tuple(blocks))]
     return [
         Part(pieces[start : start + step], tuple(blocks[start : start + step]))
-        for start in range(0, max(1, len(pieces)), step)
+        for start in range(0, len(pieces), step)
     ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from windlass._wire import messages as m
 from windlass.errors import WindlassError
@@ -97,15 +99,13 @@ class Filtering(Protocol):
 
 
 
-@dataclass(slots=True)
-class Call:
+class Call(msgspec.Struct):
     """Effect: call this, in order with the other effects."""
 
     function: Callable[[], None]
 
 
-@dataclass(slots=True, eq=False)
-class KeyInfo:
+class KeyInfo(msgspec.Struct, eq=False):
     """A key as this worker knows it. `clock` counts the own pushes that have started."""
 
     id: KeyId
@@ -113,10 +113,10 @@ class KeyInfo:
     chains: list[Chain]
     clock: int = 0
     since: int = 0
-    queue: deque[Op] = field(default_factory=deque)
+    queue: deque[Op] = msgspec.field(default_factory=deque)
     open_pulls: int = 0
-    unreleased: dict[Incarnation, list[int]] = field(default_factory=dict)
-    whole: dict[int, tuple[m.Piece, ...]] = field(default_factory=dict)  # every piece, by shard
+    unreleased: dict[Incarnation, list[int]] = msgspec.field(default_factory=dict)
+    whole: dict[int, tuple[m.Piece, ...]] = msgspec.field(default_factory=dict)  # every piece, by shard
     is_sequential: bool = True
     size: int = 0
     itemsize: int = 0
@@ -128,12 +128,13 @@ class KeyInfo:
         self.is_sequential = isinstance(self.spec.consistency, Sequential)
         self.size, self.itemsize, self.slot_size = self.spec.size, self.spec.itemsize, self.spec.slot_size
         self.num_slots = self.spec.num_slots
-        self.whole = {shard: tuple(self._pieces(shard)) for shard in range(len(self.chains))}
-
-    def _pieces(self, shard: int) -> Iterator[m.Piece]:
-        for slot in self.spec.shard_slots(shard, len(self.chains)):
-            lo, hi = self.spec.slot_range(slot)
-            yield (slot, 0, hi - lo)
+        size = 0 if self.spec.table is not None else self.size  # of a table nothing is known
+        cut = [(slot, 0, max(0, min(self.slot_size, size - slot * self.slot_size))) for slot in range(self.num_slots)]
+        num_shards, num_slots = len(self.chains), self.num_slots
+        self.whole = {  # by KeySpec.shard_slots
+            shard: tuple(cut[shard * num_slots // num_shards : (shard + 1) * num_slots // num_shards])
+            for shard in range(num_shards)
+        }
 
     def head(self, shard: int) -> Incarnation | None:
         """Who speaks for this shard; None if it is lost."""
@@ -150,8 +151,7 @@ class KeyInfo:
         return {chain[0] for chain in self.chains if chain}
 
 
-@dataclass(slots=True, eq=False)
-class Op:
+class Op(msgspec.Struct, eq=False):
     """One push, pull or both on one key, from submission to completion.
 
     `push` holds the parts for every shard of the key (an empty one is a notice); `pull` the pieces wanted from each
@@ -170,8 +170,8 @@ class Op:
     encode: Encoding | None = None  # what `push` is to become when it starts
     packing: Packing | None = None  # of a table: what is written when it is sent
     ids: dict[int, tuple[Block, ...]] | None = None  # of a table: those of every piece that is pulled
-    digests: dict[int, str] = field(default_factory=dict)  # of a table: what its shards are to call their ids
-    known: set[int] = field(default_factory=set)  # shards that are believed to have them
+    digests: dict[int, str] = msgspec.field(default_factory=dict)  # of a table: what its shards are to call their ids
+    known: set[int] = msgspec.field(default_factory=set)  # shards that are believed to have them
     ahead: int = 0  # how many more own pushes what is pulled is used after
     reads_newest: bool = False  # a driver's read, ordered by the keeper
     owner: object = None  # the task it belongs to
@@ -180,8 +180,8 @@ class Op:
     abandon: Callable[[], None] | None = None  # what was given to be filled is the caller's again
     number: int = 0
     clock: int = 0
-    unacked: set[int] = field(default_factory=set)  # shards
-    unread: dict[int, set[m.Piece]] = field(default_factory=dict)
+    unacked: set[int] = msgspec.field(default_factory=set)  # shards
+    unread: dict[int, set[m.Piece]] = msgspec.field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -202,10 +202,14 @@ class Op:
     def pulls(self, shard: int) -> list[tuple[m.Pull, tuple[Block, ...]]]:
         """What asks this shard for what is not here yet."""
         assert self.pull is not None
-        left = [place for place, piece in enumerate(self.pull[shard]) if piece in self.unread[shard]]
-        pieces = tuple(self.pull[shard][place] for place in left)
-        ids = tuple(self.ids[shard][place] for place in left) if self.ids is not None else ()
-        digest = self.digests.get(shard, "") if len(pieces) == len(self.pull[shard]) else ""
+        pieces, unread = self.pull[shard], self.unread[shard]
+        ids = self.ids[shard] if self.ids is not None else ()
+        digest = self.digests.get(shard, "")
+        if len(unread) < len(pieces):  # some of it is here, or it is asked for twice
+            left = [place for place, piece in enumerate(pieces) if piece in unread]
+            ids = tuple([ids[place] for place in left]) if ids else ()
+            digest = digest if len(left) == len(pieces) else ""
+            pieces = tuple([pieces[place] for place in left])
         if digest and shard in self.known:
             ids = ()
         pull = m.Pull(
@@ -222,28 +226,26 @@ class Op:
     def pushes(self, shard: int) -> list[tuple[m.Push, tuple[Block, ...]]]:
         """The messages of a push for this shard; the same ones when sent again."""
         assert self.push is not None
-        parts, rides = self.push[shard], self.number if shard in self.unread else 0
-        return [
-            (
-                m.Push(
-                    key=self.key.id,
-                    shard=shard,
-                    clock=self.clock,
-                    since=self.key.since,
-                    part=number,
-                    parts=len(parts),
-                    pieces=part.pieces,
-                    pull=rides,
-                    hyper=self.hyper,
-                    completes=self.completes,
-                    filtered=part.sealed.filtered if part.sealed is not None else (),
-                    traffic=part.sealed.traffic if part.sealed is not None else (),
-                    residual=part.sealed.residual if part.sealed is not None else 0.0,
-                ),
-                part.blocks,
-            )
-            for number, part in enumerate(parts)
-        ]
+        parts = self.push[shard]
+        return [(self._push(shard, number, len(parts), part), part.blocks) for number, part in enumerate(parts)]
+
+    def _push(self, shard: int, number: int, num_parts: int, part: Part) -> m.Push:
+        sealed = part.sealed
+        return m.Push(
+            key=self.key.id,
+            shard=shard,
+            clock=self.clock,
+            since=self.key.since,
+            part=number,
+            parts=num_parts,
+            pieces=part.pieces,
+            pull=self.number if shard in self.unread else 0,
+            hyper=self.hyper,
+            completes=self.completes,
+            filtered=sealed.filtered if sealed is not None else (),
+            traffic=sealed.traffic if sealed is not None else (),
+            residual=sealed.residual if sealed is not None else 0.0,
+        )
 
     def disown(self) -> None:
         """The caller leaves before the end: what was borrowed of its memory is copied, should it be sent again, and
@@ -263,8 +265,7 @@ def _own(block: Block) -> Block:
     return Block(block.array.copy()) if block.segment < 0 else block
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(msgspec.Struct, eq=False):
     """One question to one node, or to whoever is the head of a shard; sent again if the link breaks or the shard moves,
     so it must be safe to repeat."""
 
@@ -275,7 +276,7 @@ class Request:
     answers: int = 1  # how many shards answer it
     number: int = 0
     asked_at: float = 0.0
-    answered: set[Any] = field(default_factory=set)
+    answered: set[Any] = msgspec.field(default_factory=set)
 
     @property
     def peer(self) -> Incarnation | None:

@@ -8,6 +8,7 @@ soon as the turn is given away.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -16,6 +17,11 @@ from typing import Any
 from windlass.errors import WindlassError
 
 _MAIN = threading.main_thread().ident
+
+# What `signal` is made on. Its own functions turn numbers into enums and back, which takes 15 times as long as what
+# they do, and every call of a store asks for it three times.
+_signals: Any = sys.modules.get("_signal", signal)
+_SIGINT = int(signal.SIGINT)
 
 
 class Shield:
@@ -30,10 +36,10 @@ class Shield:
 
     def __enter__(self) -> None:
         if threading.get_ident() == _MAIN:
-            handler = signal.getsignal(signal.SIGINT)
+            handler = _signals.getsignal(_SIGINT)
             if callable(handler):
                 self._handler = handler
-                signal.signal(signal.SIGINT, self._note)
+                _signals.signal(_SIGINT, self._note)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, WindlassError):
@@ -41,7 +47,7 @@ class Shield:
         handler = self._handler
         if handler is not None and threading.get_ident() == _MAIN:
             self._handler = None
-            signal.signal(signal.SIGINT, handler)
+            _signals.signal(_SIGINT, handler)
             if self.is_struck:
                 self.is_struck = False
                 handler(signal.SIGINT, None)

@@ -27,12 +27,12 @@ def split(key: KeyInfo, lo: int, hi: int) -> Pieces:
     """The pieces of elements lo to hi, by shard. Every shard of the key is there, with none if it holds none."""
     if lo == 0 and hi == key.size:
         return key.whole
-    spec = key.spec
     pieces: dict[int, list[Piece]] = {shard: [] for shard in key.whole}
     if hi > lo:
-        for slot in range(lo // spec.slot_size, (hi - 1) // spec.slot_size + 1):
-            first, end = spec.slot_range(slot)
-            pieces[key.shard_of(slot)].append((slot, max(lo, first) - first, min(hi, end) - first))
+        size = key.slot_size
+        for slot in range(lo // size, (hi - 1) // size + 1):
+            first = slot * size
+            pieces[key.shard_of(slot)].append((slot, max(lo, first) - first, min(hi, first + size) - first))
     return {shard: tuple(found) for shard, found in pieces.items()}
 
 

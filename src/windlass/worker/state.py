@@ -11,14 +11,14 @@ another head, and when it was told that the head does not know yet that it is on
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+import msgspec
 from msgspec import structs
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
 from windlass.errors import ClusterError, LostRange, PeerError, UsageError, WindlassError
-from windlass.types import MANAGER, Bytes, Chain, Generation, Incarnation, KeyId, Node, Role
+from windlass.types import MANAGER, SERVER, WORKER, Bytes, Chain, Generation, Incarnation, KeyId, Node
 from windlass.worker.filtered import FilteredKeys, encoded
 from windlass.worker.ops import Call as Call
 from windlass.worker.ops import KeyInfo, Op, Request
@@ -29,8 +29,7 @@ GIVE_UP_SECONDS = 5.0
 """How long a request to one node waits for a link that is down. Raise it if managers take longer to come back."""
 
 
-@dataclass(slots=True)
-class Submit:
+class Submit(msgspec.Struct):
     """Event: the caller wants this."""
 
     work: Op | Request
@@ -77,11 +76,10 @@ class WorkerState(FilteredKeys):
         self._now = now
         if isinstance(event, Received):
             return self._on_message(event, event.message)
+        if isinstance(event, Submit):
+            work = event.work
+            return self._submit(work) if isinstance(work, Op) else self._ask(work)
         match event:
-            case Submit(work=Op() as op):
-                return self._submit(op)
-            case Submit(work=Request() as request):
-                return self._ask(request)
             case LinkUp(peer=peer):
                 return self._on_link_up(peer)
             case LinkDown(peer=peer):
@@ -103,8 +101,10 @@ class WorkerState(FilteredKeys):
     @property
     def is_joined(self) -> bool:
         """Whether a generation is known and every server of it is linked."""
-        servers = [who for who, node in self.nodes.items() if node.role is Role.SERVER]
-        return self.generation.number > 0 and all(who in self._linked for who in servers)
+        if not self.generation.number:
+            return False
+        linked = self._linked
+        return all(who in linked for who, node in self.nodes.items() if node.role is SERVER)
 
     @property
     def workers(self) -> set[Incarnation]:
@@ -113,7 +113,7 @@ class WorkerState(FilteredKeys):
 
     def _crew(self) -> list[Node]:
         mine = self._join.namespace
-        return [node for node in self.nodes.values() if node.role is Role.WORKER and node.namespace == mine]
+        return [node for node in self.nodes.values() if node.role is WORKER and node.namespace == mine]
 
     @property
     def is_lowest(self) -> bool:
@@ -213,7 +213,8 @@ class WorkerState(FilteredKeys):
             if self._left and key.is_sequential:
                 effects += self._tell_left()
             op.unacked = set(op.push)
-            effects += self._release(key)
+            if key.unreleased:
+                effects += self._release(key)
             if key.filtering is not None:
                 effects += self._deposit(key)
         op.clock = key.clock
@@ -275,11 +276,14 @@ class WorkerState(FilteredKeys):
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def _on_message(self, event: Received, message: m.AnyMessage) -> list[Effect | Call]:
+        kind = type(message)
+        if kind is m.Pulled:  # the usual ones first
+            return self._on_pulled(event, message)  # type: ignore[arg-type]
+        if kind is m.Ack:
+            return self._on_ack(message)  # type: ignore[arg-type]
+        if kind is m.Done:
+            return self._on_answer(event.peer, message, event.data)  # type: ignore[arg-type]
         match message:
-            case m.Pulled():
-                return self._on_pulled(event, message)
-            case m.Ack():
-                return self._on_ack(message)
             case m.NeedIds():
                 return self._on_need_ids(event.peer, message)
             case m.Membership() if event.peer == MANAGER:
@@ -287,7 +291,7 @@ class WorkerState(FilteredKeys):
             case m.Misplaced(key=key, shard=shard):
                 self._misplaced.add((key, shard))
                 return []
-            case m.Done() | m.Refused() | m.Declared() | m.Frozen() | m.Granted():
+            case m.Refused() | m.Declared() | m.Frozen() | m.Granted():
                 return self._on_answer(event.peer, message, event.data)
             case m.Dumped(pins=pins) | m.Scanned(pins=pins):
                 answered = self._on_answer(event.peer, message, event.data)
@@ -304,17 +308,16 @@ class WorkerState(FilteredKeys):
 
     def _on_pulled(self, event: Received, pulled: m.Pulled) -> list[Effect | Call]:
         op = self.ops.get(pulled.pull)
-        peer = event.peer
+        peer, data = event.peer, event.data
         shard = op.key.shard_of(pulled.pieces[0][0]) if op is not None and pulled.pieces else -1
         unread = op.unread.get(shard) if op is not None else None
         effects: list[Effect | Call] = []
-        is_late = op is not None and not op.reads_newest and unread is not None and op.key.head(shard) != peer
+        is_late = unread is not None and not op.reads_newest and op.key.head(shard) != peer  # type: ignore[union-attr]
         # A head that is one no longer may answer with less than its successor has: that one was asked, too.
         if op is None or unread is None or is_late or unread.isdisjoint(pulled.pieces):  # or answered before
             if event.is_shared and pulled.pins:
                 effects.append(Send(peer, m.Release(pins=pulled.pins)))
-            return [*effects, Recycle(event.data)]
-        data = event.data
+            return [*effects, Recycle(data)]
         if pulled.error:
             op.error = op.error or UsageError(pulled.error)
         elif op.key.filtering is not None:
@@ -322,11 +325,9 @@ class WorkerState(FilteredKeys):
                 data = op.key.filtering.open(pulled, data, op)
             except PeerError as error:
                 return self._complete(op, error)
-        if not pulled.error:
-            expected = [(hi - lo) * op.key.itemsize for _, lo, hi in pulled.pieces]
-            if [part.nbytes for part in data[: len(expected)]] != expected:
-                wrong = f"{self.name(peer)} answered '{op.key.spec.name}' with the wrong length"
-                return self._complete(op, PeerError(wrong))
+        if not pulled.error and not _fits(pulled.pieces, data, op.key.itemsize):
+            wrong = f"{self.name(peer)} answered '{op.key.spec.name}' with the wrong length"
+            return self._complete(op, PeerError(wrong))
         if not unread.issuperset(pulled.pieces):  # asked again, it came in one message with what had come before
             pulled, data = _only(pulled, data, unread)
         op.asked_at = self._now
@@ -418,20 +419,20 @@ class WorkerState(FilteredKeys):
         gone = {who: node for who, node in previous.items() if who not in self.nodes}
         self.departed |= gone
         self.num_workers = len(self.workers)
-        if self.role is Role.WORKER and self.me not in self.nodes:
+        if self.role is WORKER and self.me not in self.nodes:
             return self.fail_all(ClusterError(f"this worker is not in generation {generation}: {membership.reason}"))
-        if self.role is Role.WORKER:
+        if self.role is WORKER:
             self.rank = self.nodes[self.me].rank
         effects: list[Effect | Call] = []
         for node in membership.nodes:
-            if node.role is Role.SERVER and node.incarnation not in self._linked:
+            if node.role is SERVER and node.incarnation not in self._linked:
                 effects.append(Dial(node.incarnation, node.addresses))
-        for server in (who for who, node in gone.items() if node.role is Role.SERVER):
+        for server in (who for who, node in gone.items() if node.role is SERVER):
             self._redial.pop(server, None)
             effects += self._fail_requests(server, membership.reason)
         effects += self._on_moves(generation, membership.moves)
         mine = self._join.namespace
-        left = {who: node.name for who, node in gone.items() if node.role is Role.WORKER and node.namespace == mine}
+        left = {who: node.name for who, node in gone.items() if node.role is WORKER and node.namespace == mine}
         self._left |= set(left.values())
         is_waiting = any(op.push is not None and op.key.is_sequential for op in self.ops.values())
         if is_waiting and not left.keys().isdisjoint(membership.dead):
@@ -548,7 +549,7 @@ class WorkerState(FilteredKeys):
                 node = self.nodes.get(peer)
                 addresses = node.addresses if node else self._manager
                 effects.append(Dial(peer, addresses))
-        if self.role is Role.WORKER and now - self._beaten_at >= self._beat_seconds and MANAGER in self._linked:
+        if self.role is WORKER and now - self._beaten_at >= self._beat_seconds and MANAGER in self._linked:
             self._beaten_at = now
             effects.append(Send(MANAGER, m.Beat(sent=now)))
         effects += self._ask_again(now)
@@ -580,6 +581,12 @@ class WorkerState(FilteredKeys):
             return "the manager"
         node = self.nodes.get(who) or self.departed.get(who)
         return node.name if node else f"incarnation {who}"
+
+
+def _fits(pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...], itemsize: int) -> bool:
+    """Whether there is a buffer of the right length for each piece."""
+    expected = [(hi - lo) * itemsize for _, lo, hi in pieces]
+    return expected == [part.nbytes for part in data[: len(pieces)]]
 
 
 def _only(pulled: m.Pulled, data: tuple[Bytes, ...], unread: set[m.Piece]) -> tuple[m.Pulled, tuple[Bytes, ...]]:
