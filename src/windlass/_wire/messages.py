@@ -386,7 +386,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fa
     meta: dict[str, Any] | None = None
     leases: tuple[Lease, ...] = ()  # what it completes
     elements: tuple[int, ...] = ()  # of a round or push: how many elements of the shard each of those in it gave
-    now: float = 0.0  # of a round or push to a table: when, by the time of the shard
+    now: float = 0.0  # of a round, a push or a write to a table: when, by the time of the shard
     count: int = -1  # as in Restore
     is_refused: bool = False  # of a round: as Close says, for this `error`
 

@@ -23,7 +23,8 @@ class Assigns(Store):
     _num_writes = 0
 
     def assign(self, key: str, value: Any, *, ids: Any = None, range: tuple[int, int] | None = None) -> None:
-        """Set a value between two rounds, the same two on every server; optimizer state stays. Blocks until done.
+        """Set a value between two rounds, the same two on every server; optimizer state stays. Blocks until done. Safe
+        to repeat: a ClusterError, where a server is lost in the middle of it, asks for that.
 
         Of a table, set a row for each of `ids`, which are all different; rows that are not there are made. Where the
         table would outgrow `max_bytes` it is a UsageError; then some of its shards may have taken their part.
