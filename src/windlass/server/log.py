@@ -45,7 +45,7 @@ class Teaching(Enum):
     JOINING = "joining"  # it has everything; the chain waits for it, and the manager is told
 
 
-UNHELD = (m.Replicate, m.Replicated, m.Staged)
+UNHELD = frozenset((m.Replicate, m.Replicated, m.Staged))
 """What tells nobody of what is not safe: it is how entries become safe, or are made."""
 
 Pieces = tuple[m.Piece, ...]
@@ -454,7 +454,7 @@ class Log:
             return list(effects)
         out: list[Effect] = []
         for effect in effects:
-            if isinstance(effect, Send) and not isinstance(effect.message, UNHELD):
+            if isinstance(effect, Send) and type(effect.message) not in UNHELD:
                 self._held.append((tip, effect))
             else:
                 out.append(effect)
