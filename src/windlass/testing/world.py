@@ -71,6 +71,15 @@ class _Step:
 class World:
     """All nodes of one run. `run` takes it to its end."""
 
+    # With more than 30 attributes in a dictionary, each instance has keys of its own, and is three times as slow.
+    __slots__ = (
+        "_aimed_at", "_fault_at", "_has_tables", "_heads", "_is_sparse", "_manager_at", "_manager_by",
+        "_num_pauses", "_server_kind", "_skews", "aims", "away", "candidates", "deposed", "disturbs_start",
+        "faults", "heaps", "hurry", "is_odd", "large", "leaving", "limits", "manager", "manager_seconds",
+        "net", "now", "office", "pace", "plan", "reader", "records", "rng", "saver", "seconds", "sent",
+        "servers", "stalled", "story", "tells", "walls", "workers",
+    )  # fmt: skip
+
     def __init__(self, seed: int, limits: Limits, server: type[ServerState], tells: bool) -> None:
         self.rng = rng = random.Random(seed)
         self.limits = limits
