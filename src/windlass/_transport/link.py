@@ -50,6 +50,7 @@ class Link:
         self.sock: socket.socket | TlsSocket = sock
         self.fd = sock.fileno()
         self.where = where
+        self.carries_references = where.scheme is Scheme.UNIX
         self.deadline = deadline
         self.state = LinkState.CONNECTING
         self.is_dialled = False
@@ -68,10 +69,6 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link {self.state.value} node {self.peer} at {self.where}>"
-
-    @property
-    def carries_references(self) -> bool:
-        return self.where.scheme is Scheme.UNIX
 
     @property
     def has_pending(self) -> bool:

@@ -18,7 +18,7 @@ from windlass.server.host import Members
 from windlass.server.log import COPIED_BYTES, Log
 from windlass.server.pins import Pins
 from windlass.server.rows import TableContent, read_rows
-from windlass.server.units import HeldSlot, Rows, Waiting
+from windlass.server.units import THE_SHARDS, HeldSlot, Rows, Waiting
 from windlass.store.batch import bytes_address
 from windlass.types import Block, Bytes, Incarnation, KeyId, KeySpec
 
@@ -28,6 +28,8 @@ ANSWER_BYTES = 8 << 20
 
 class Answers(ABC):
     """The reading half of a shard; what it holds is the shard's."""
+
+    __slots__ = THE_SHARDS
 
     id: KeyId
     number: int

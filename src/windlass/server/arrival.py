@@ -19,6 +19,10 @@ PUSH = m.Kind.PUSH
 
 
 class ArrivalShard(Shard):
+    __slots__ = (
+        "_ended", "_given", "_seen", "_staged",
+    )  # fmt: skip
+
     def __init__(self, place: m.Place, number: int, slots: dict[int, Content], routes: Routes, host: Host) -> None:
         super().__init__(place, number, slots, routes, host)
         self._staged: dict[Incarnation, list[StagedPiece]] = {}  # of next pushes that complete work, and are not whole

@@ -9,7 +9,7 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
 from windlass.consistency import CountedBatches
 from windlass.server.answers import Answers
-from windlass.server.units import Rest, Start, Unit
+from windlass.server.units import THE_SHARDS, Rest, Start, Unit
 from windlass.types import Generation, Incarnation
 
 NAMED, LEVEL = -1, -2
@@ -18,6 +18,8 @@ NAMED, LEVEL = -1, -2
 
 class Crew(Answers):
     """The part of a shard that knows who takes part in it; what it holds is the shard's."""
+
+    __slots__ = THE_SHARDS
 
     batches: CountedBatches
     resting: set[Incarnation]

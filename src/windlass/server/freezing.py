@@ -22,7 +22,7 @@ from windlass.server.content import Content, Frozen
 from windlass.server.deposits import Deposits
 from windlass.server.log import COPIED_BYTES
 from windlass.server.pins import Pins
-from windlass.server.units import Freezing, HeldSlot
+from windlass.server.units import THE_SHARDS, Freezing, HeldSlot
 from windlass.store.parts import cut_arrays
 from windlass.types import Array, Block, Bytes, Incarnation, KeyId, Memory
 
@@ -152,6 +152,8 @@ class Freezer:
 
 class Freezes(Answers):
     """The half of a shard that is kept for savers; what it holds is the shard's."""
+
+    __slots__ = THE_SHARDS
 
     base: int
     freezer: Freezer

@@ -25,10 +25,10 @@ from windlass.types import MANAGER, SERVER, Bytes, Incarnation, KeyId, KeySpec, 
 AnyShard = SequentialShard | ArrivalShard
 KEYED = frozenset((m.Pull, m.Init, m.Write, m.Attach, m.Detach, m.Freeze, m.Dump, m.Restore, m.Scan))
 """What is asked of one shard."""
-OF_SLOTS = (m.Dump, m.Restore)
-OF_WORKERS = (m.Push, m.Pull, m.Attach, m.Detach)
+OF_SLOTS = frozenset((m.Dump, m.Restore))
+OF_WORKERS = frozenset((m.Push, m.Pull, m.Attach, m.Detach))
 """What only a live worker may send."""
-OF_ANYBODY = (m.Release, m.Hold, m.Inspect)
+OF_ANYBODY = frozenset((m.Release, m.Hold, m.Inspect))
 """What may still come of one who was one."""
 WRITES = (m.Init, m.Write)
 

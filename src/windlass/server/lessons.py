@@ -14,13 +14,15 @@ from windlass.consistency import CountedBatches
 from windlass.server.answers import Answers
 from windlass.server.log import COPIED_BYTES, Teaching
 from windlass.server.shard_time import ShardTime
-from windlass.server.units import UNSEEN, Learn, Teach, Unit
+from windlass.server.units import THE_SHARDS, UNSEEN, Learn, Teach, Unit
 from windlass.store.parts import cut_arrays
 from windlass.types import Array, Block, Bytes, Generation, Incarnation
 
 
 class Lessons(Answers):
     """The part of a shard that teaches and learns; what it holds is the shard's."""
+
+    __slots__ = THE_SHARDS
 
     base: int
     lesson: int  # the last one begun, by us or with us; what belongs to earlier ones is void

@@ -6,12 +6,14 @@ from __future__ import annotations
 from windlass._wire.effects import Effect, Log
 from windlass.consistency.rounds import StagedPiece
 from windlass.server.answers import Answers
-from windlass.server.units import Check
+from windlass.server.units import THE_SHARDS, Check
 from windlass.types import Incarnation
 
 
 class Refuses(Answers):
     """The part of a shard that looks first; what it holds is the shard's."""
+
+    __slots__ = THE_SHARDS
 
     may_refuse: bool
 

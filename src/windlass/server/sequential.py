@@ -25,6 +25,10 @@ class Advance:
 
 
 class SequentialShard(Shard):
+    __slots__ = (
+        "_ahead", "_gone", "_judged", "_objections", "_reported", "_reports", "rounds",
+    )  # fmt: skip
+
     keeper_kind: type[Keeper] = Keeper
 
     def __init__(self, place: m.Place, number: int, slots: dict[int, Content], routes: Routes, host: Host) -> None:

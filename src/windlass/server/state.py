@@ -180,8 +180,8 @@ class ServerState:
     def _is_stranger(self, peer: Incarnation, message: m.AnyMessage) -> bool:
         """Whether a message of somebody who is no live worker is one that only they may send, or its sender was one."""
         if peer in self.members.ranks:
-            return not isinstance(message, held.OF_ANYBODY)
-        return isinstance(message, held.OF_WORKERS)
+            return type(message) not in held.OF_ANYBODY
+        return type(message) in held.OF_WORKERS
 
     def _on_stranger(self, event: Received) -> list[Effect]:
         """Somebody outside the generation. One who has left it is refused, never acknowledged. One never seen may
@@ -246,7 +246,7 @@ class ServerState:
         if key is None:
             problem = "the key was deleted"
         else:
-            is_of_slot = isinstance(message, held.OF_SLOTS)
+            is_of_slot = type(message) in held.OF_SLOTS
             shard = key.of_slot(message.slot) if is_of_slot else key.shards.get(message.shard)
             if shard is None or not shard.speaks:
                 number = key.spec.shard_of(message.slot, len(key.routes.chains)) if is_of_slot else message.shard

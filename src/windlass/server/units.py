@@ -13,6 +13,9 @@ from windlass.server.content import Content
 from windlass.server.log import Whole
 from windlass.types import Array, Bytes, Incarnation, KeyId
 
+THE_SHARDS: tuple[str, ...] = ()
+"""The slots of the classes that a shard is put together of: what they hold is the shard's."""
+
 UNSEEN = 1 << 62
 """The base of a slot that a learner has not been shown: no entry applies to it."""
 

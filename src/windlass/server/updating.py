@@ -9,12 +9,14 @@ from windlass.consistency.rounds import StagedPiece
 from windlass.errors import UsageError
 from windlass.server.refusing import Refuses
 from windlass.server.rows import apply_together
-from windlass.server.units import Apply, ApplyRows, HeldSlot
+from windlass.server.units import THE_SHARDS, Apply, ApplyRows, HeldSlot
 from windlass.types import Block, Bytes, Incarnation
 
 
 class Updates(Refuses):
     """The part of a shard that changes values; what it holds is the shard's."""
+
+    __slots__ = THE_SHARDS
 
     def _apply(self, unit: Apply) -> list[Effect]:
         slot = self.slots[unit.slot]

@@ -10,12 +10,14 @@ from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
 from windlass.server.refusing import Refuses
 from windlass.server.shard_time import ShardTime
-from windlass.server.units import Put, Unit
+from windlass.server.units import THE_SHARDS, Put, Unit
 from windlass.types import Bytes, Incarnation
 
 
 class Writes(Refuses):
     """The part of a shard that is written to; what it holds is the shard's."""
+
+    __slots__ = THE_SHARDS
 
     time: ShardTime
     _writes: dict[Incarnation, tuple[int, dict[m.Piece, Bytes]]]  # the latest of each driver

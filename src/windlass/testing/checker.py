@@ -134,7 +134,8 @@ class _KeyJudge:
         judge_one = self._sequential if isinstance(self.shape.consistency, Sequential) else self._arrival
         for slot, seen in decoded:
             for index, one in enumerate(seen):
-                self._order(log.name, where, slot, index, one)
+                if one.first_out <= one.last_in:
+                    self._order(log.name, where, slot, index, one)
                 self._monotonic(log.name, where, slot, index, one)
                 if one.first_out <= pull.clock and self.logs[index] is log:
                     self._fail("own pushes", log.name, where, slot, f"own push {one.first_out} to be in", "it is not")

@@ -71,6 +71,15 @@ class _Step:
 class World:
     """All nodes of one run. `run` takes it to its end."""
 
+    # With more than 30 attributes in a dictionary, each instance has keys of its own, and is three times as slow.
+    __slots__ = (
+        "_aimed_at", "_fault_at", "_has_tables", "_heads", "_is_sparse", "_manager_at", "_manager_by",
+        "_num_pauses", "_server_kind", "_skews", "aims", "away", "candidates", "deposed", "disturbs_start",
+        "faults", "heaps", "hurry", "is_odd", "large", "leaving", "limits", "manager", "manager_seconds",
+        "net", "now", "office", "pace", "plan", "reader", "records", "rng", "saver", "seconds", "sent",
+        "servers", "stalled", "story", "tells", "walls", "workers",
+    )  # fmt: skip
+
     def __init__(self, seed: int, limits: Limits, server: type[ServerState], tells: bool) -> None:
         self.rng = rng = random.Random(seed)
         self.limits = limits
@@ -97,7 +106,8 @@ class World:
             shards_per_server=rng.choice((1, 4)),
         )  # fmt: skip
         self.records: list[AnyRecord] = [Term(term=1)]  # the manager's journal
-        self.office = Hosted(ManagerState(config))
+        self.manager = ManagerState(config)
+        self.office = Hosted(self.manager)
         self._manager_at = 0  # the step at which a dead manager's successor starts
         self._manager_by = 0.0  # and the time: before those who ask it something give up
         self.manager_seconds = 0.0  # its own clock, which runs while it waits for those who cannot come
@@ -205,10 +215,6 @@ class World:
         self.workers[me] = node
         self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
         return node
-
-    @property
-    def manager(self) -> ManagerState:
-        return self.office.manager
 
     # --- running ------------------------------------------------------------------------------------------------------
 
@@ -349,7 +355,8 @@ class World:
         self.records.append(Term(term=image.term + 1))
         self.tell(f"*** a manager starts, term {image.term + 1}")
         self.net.revive(MANAGER)
-        self.office = Hosted(ManagerState(replace(self.manager.config, term=image.term + 1), image), image.epochs)
+        self.manager = ManagerState(replace(self.manager.config, term=image.term + 1), image)
+        self.office = Hosted(self.manager, image.epochs)
 
     def _try_patience(self) -> None:
         """Let the manager wait in vain for those who cannot come."""
@@ -442,7 +449,8 @@ class World:
     def _to_manager(self, event: Any) -> None:
         was_recovering = self.manager.is_recovering
         self._perform(MANAGER, self.office.handle(event, self.manager_seconds))
-        self.net.shots.detours += type(event) is Received and type(event.message) is m.PassOn
+        if type(event) is Received and type(event.message) is m.PassOn:
+            self.net.shots.detours += 1
         if was_recovering and not self.manager.is_recovering:
             self._count_out()
         if self._has_tables:

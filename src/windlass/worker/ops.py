@@ -285,3 +285,16 @@ class Request(msgspec.Struct, eq=False):
             key, shard = self.to
             return key.head(shard)
         return self.to
+
+
+def fits(pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...], itemsize: int) -> bool:
+    """Whether there is a buffer of the right length for each piece."""
+    expected = [(hi - lo) * itemsize for _, lo, hi in pieces]
+    return expected == [part.nbytes for part in data[: len(pieces)]]
+
+
+def only(pulled: m.Pulled, data: tuple[Bytes, ...], unread: set[m.Piece]) -> tuple[m.Pulled, tuple[Bytes, ...]]:
+    """Those pieces of an answer that have not come before."""
+    left = [place for place, piece in enumerate(pulled.pieces) if piece in unread]
+    pieces = tuple(pulled.pieces[place] for place in left)
+    return msgspec.structs.replace(pulled, pieces=pieces), tuple(data[place] for place in left if place < len(data))

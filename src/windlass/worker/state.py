@@ -21,7 +21,7 @@ from windlass.errors import ClusterError, LostRange, PeerError, UsageError, Wind
 from windlass.types import MANAGER, SERVER, WORKER, Bytes, Chain, Generation, Incarnation, KeyId, Node
 from windlass.worker.filtered import FilteredKeys, encoded
 from windlass.worker.ops import Call as Call
-from windlass.worker.ops import KeyInfo, Op, Request
+from windlass.worker.ops import KeyInfo, Op, Request, fits, only
 
 REDIAL_SECONDS = 0.05
 ASK_AGAIN_SECONDS = 0.5
@@ -46,7 +46,6 @@ class WorkerState(FilteredKeys):
         self.role = join.role
         self._join = join
         self.rank = 0
-        self.num_workers = 0
         self.generation = Generation(0, 0)
         self.nodes: dict[Incarnation, Node] = {}
         self.departed: dict[Incarnation, Node] = {}
@@ -110,6 +109,10 @@ class WorkerState(FilteredKeys):
     def workers(self) -> set[Incarnation]:
         """The workers of the current generation, those of this namespace."""
         return {node.incarnation for node in self._crew()}
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._crew())
 
     def _crew(self) -> list[Node]:
         mine = self._join.namespace
@@ -325,11 +328,11 @@ class WorkerState(FilteredKeys):
                 data = op.key.filtering.open(pulled, data, op)
             except PeerError as error:
                 return self._complete(op, error)
-        if not pulled.error and not _fits(pulled.pieces, data, op.key.itemsize):
+        if not pulled.error and not fits(pulled.pieces, data, op.key.itemsize):
             wrong = f"{self.name(peer)} answered '{op.key.spec.name}' with the wrong length"
             return self._complete(op, PeerError(wrong))
         if not unread.issuperset(pulled.pieces):  # asked again, it came in one message with what had come before
-            pulled, data = _only(pulled, data, unread)
+            pulled, data = only(pulled, data, unread)
         op.asked_at = self._now
         unread.difference_update(pulled.pieces)
         if not unread:
@@ -418,7 +421,6 @@ class WorkerState(FilteredKeys):
         self.nodes = {node.incarnation: node for node in membership.nodes}
         gone = {who: node for who, node in previous.items() if who not in self.nodes}
         self.departed |= gone
-        self.num_workers = len(self.workers)
         if self.role is WORKER and self.me not in self.nodes:
             return self.fail_all(ClusterError(f"this worker is not in generation {generation}: {membership.reason}"))
         if self.role is WORKER:
@@ -581,19 +583,6 @@ class WorkerState(FilteredKeys):
             return "the manager"
         node = self.nodes.get(who) or self.departed.get(who)
         return node.name if node else f"incarnation {who}"
-
-
-def _fits(pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...], itemsize: int) -> bool:
-    """Whether there is a buffer of the right length for each piece."""
-    expected = [(hi - lo) * itemsize for _, lo, hi in pieces]
-    return expected == [part.nbytes for part in data[: len(pieces)]]
-
-
-def _only(pulled: m.Pulled, data: tuple[Bytes, ...], unread: set[m.Piece]) -> tuple[m.Pulled, tuple[Bytes, ...]]:
-    """Those pieces of an answer that have not come before."""
-    left = [place for place, piece in enumerate(pulled.pieces) if piece in unread]
-    pieces = tuple(pulled.pieces[place] for place in left)
-    return structs.replace(pulled, pieces=pieces), tuple(data[place] for place in left if place < len(data))
 
 
 def _answer(request: Request, error: WindlassError) -> Call:
