@@ -149,6 +149,13 @@ def test_a_server_can_be_added_and_removed_under_the_next_manager() -> None:
         assert states["server-0"] == "gone"
 
 
+def test_a_worker_that_is_added_while_there_is_no_manager_joins_the_next() -> None:
+    with wl.Cluster(servers=1, workers=1, lease_seconds=LEASE) as cluster:
+        os.kill(manager_pid(cluster), signal.SIGKILL)
+        assert cluster.add_worker() == "worker-1"
+        assert cluster.run(lambda store: (store.rank, store.num_workers)) == [(0, 2), (1, 2)]
+
+
 def test_a_server_that_is_to_leave_while_there_is_no_manager_hands_over_when_there_is_one() -> None:
     with wl.Cluster(servers=2, workers=1) as cluster:
         assert cluster.run(add_one, 1) == [1.0]

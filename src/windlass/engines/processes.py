@@ -155,15 +155,17 @@ class ProcessEngine:
         )
 
     def _await_ready(self, names: Sequence[str]) -> None:
-        """Wait until these workers have joined; whoever dies instead is an error."""
+        """Wait until these workers have joined. Whoever of them dies instead is an error; at first anybody, but later a
+        manager that dies is followed by another."""
         for name in names:
             child = self.children[name]
             while not child.channel.readable(0.05):
-                needed = [self.children[other] for other in ("manager", *names)]
-                needed += [] if self._driver is not None else list(self.children.values())  # at first: everybody
+                needed = [self.children[other] for other in (names if self._driver is not None else [*self.children])]
                 dead = next((other for other in needed if other.poll() is not None), None)
                 if dead is not None:
                     raise ClusterError(f"{_died(dead)} while the cluster started; its traceback is on stderr")
+                if self._failed is not None:
+                    raise ClusterError(self._failed)
             try:
                 self._members[name] = child.channel.recv()
             except EOFError:
