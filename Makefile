@@ -36,8 +36,9 @@ demo: $(VENV)/.demo
 	@$(FASHION_MNIST)
 	$(BIN)/windlass demo $(ARGS)
 
-# Whole files run three at a time, which two cores bear, as tests often wait; JOBS=0 runs one after the other. Those that load torch go by themselves: once it is
-# loaded, every cluster that the same process starts loads it too, which takes 1.5 s. What compares speeds runs alone.
+# Whole files run three at a time, as tests often wait; JOBS=0 runs one after the other. Those that load torch go by
+# themselves: once it is loaded, every cluster that the same process starts loads it too, which takes 1.5 s. What
+# compares speeds runs alone.
 JOBS ?= 3
 ALONE := tests/examples/test_stragglers.py
 TORCH := apps behaviour checkpoint cli/test_demo.py collectives store test_arrays.py torch_devices torch_embedding torch_training

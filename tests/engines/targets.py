@@ -43,4 +43,6 @@ def warm_badly() -> None:
 
 
 def warm_slowly() -> None:
+    """Tell whoever started us, who shares our standard error, and take long."""
+    os.write(2, b"warming\n")
     time.sleep(60)

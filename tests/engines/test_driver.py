@@ -138,7 +138,8 @@ def test_a_driver_killed_while_the_server_preloads_takes_it_along(tmp_path: Path
     warm = "ForkServer(preload=[], warm='tests.engines.targets:warm_slowly')"
     with start_driver(tmp_path / "driver.py", text + warm) as driver:
         family = family_of(driver, size=1)
-        time.sleep(0.5)  # into the warming
+        assert driver.stderr is not None
+        assert driver.stderr.readline() == "warming\n"
         assert left_after(family, 0) == family
         driver.kill()
         assert left_after(family, 2) == []

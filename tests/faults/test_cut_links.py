@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import windlass as wl
+from tests.busy import is_within
 from tests.faults.scenes import PROCESSES, cluster, play, somewhere
 from windlass.testing.havoc import Hand, Havoc, Mute
 
@@ -37,7 +38,7 @@ def test_chains_keep_off_a_link_that_is_cut_and_are_whole_again_on_other_servers
         report = play(there, 1, plan)
         assert {node.state for node in there.nodes() if node.role == "server"} == {"alive"}
     assert report.num_during("part") == 1
-    assert report.longest_seconds < PATIENCE_SECONDS
+    assert is_within(report.longest_seconds, PATIENCE_SECONDS)
 
 
 def test_where_nobody_else_is_left_the_head_goes_on_alone_until_they_reach_each_other_again() -> None:
@@ -50,7 +51,7 @@ def test_where_nobody_else_is_left_the_head_goes_on_alone_until_they_reach_each_
 
     with cluster("tcp", servers=2, chaos=True, lease_seconds=LEASE_SECONDS) as there:
         report = play(there, 2, plan)
-    assert report.longest_seconds < PATIENCE_SECONDS
+    assert is_within(report.longest_seconds, PATIENCE_SECONDS)
 
 
 def test_a_cut_of_which_nobody_is_told_is_found_by_what_is_not_answered() -> None:
@@ -61,7 +62,7 @@ def test_a_cut_of_which_nobody_is_told_is_found_by_what_is_not_answered() -> Non
 
     with cluster("tcp", _server_state=Mute, lease_seconds=LEASE_SECONDS) as there:
         report = play(there, 3, plan)
-    assert report.longest_seconds < PATIENCE_SECONDS
+    assert is_within(report.longest_seconds, PATIENCE_SECONDS)
 
 
 def _count_until_past_a_gap(store: wl.Store, gap_seconds: float, rounds: int) -> tuple[int, float]:

@@ -68,7 +68,7 @@ def test_the_order_of_samples_is_another_one_in_each_epoch_and_the_same_for_a_se
                                                        ("continue", wl.Eventual())])  # fmt: skip
 def test_nothing_is_missed_or_repeated_when_a_worker_a_server_and_the_manager_are_killed(on_loss, consistency):
     with wl.Cluster(
-        servers=3, workers=3, replicas=1, consistency=consistency, on_worker_loss=on_loss, lease_seconds=1.0
+        servers=3, workers=3, replicas=1, consistency=consistency, on_worker_loss=on_loss, lease_seconds=2.0
     ) as cluster:
         killed = []
 
