@@ -82,7 +82,7 @@ def test_the_books_of_chaos_balance_with_tables_and_filters():
         for name in ("rounds", "loose"):
             assert driver.pull(name, range=(0, 2000))[1][:, 0].sum() == 400 * sum(pushes)
     report = chaos.report
-    assert report.ok, report.to_dict()
+    assert report.ok, report.reason
     assert (report.num_lost, report.num_twice) == (0, 0)
     assert report.findings.num_acked > 2 * sum(pushes)
     assert {fault.what for fault in report.faults} == {"kill"}

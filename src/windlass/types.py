@@ -271,8 +271,10 @@ class Heap:
         self._free: dict[int, list[Block]] = {}
 
     def allocate(self, nbytes: int) -> Block:
-        spare = self._free.get(nbytes)
-        return spare.pop() if spare else Block(np.empty(nbytes, np.uint8))
+        try:
+            return self._free[nbytes].pop()
+        except LookupError:
+            return Block(np.empty(nbytes, np.uint8))
 
     def free(self, block: Block) -> None:
         self._free.setdefault(block.array.nbytes, []).append(block)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -331,9 +333,10 @@ def test_an_embedded_store_is_filled_in_the_same_way_after_its_own_pushes():
     assert store.pushpull("w", np.ones(2, np.float32)).tolist() == [6, 6]
 
 
-def test_rows_that_cannot_be_assigned_are_refused_and_none_of_them_is_set():
+@pytest.mark.parametrize("admit_after", [1, 3])
+def test_rows_that_cannot_be_assigned_are_refused_and_none_of_them_is_set(admit_after):
     store = wl.Store()
-    table = store.create_table("emb", dim=2, max_bytes=50_000)
+    table = store.create_table("emb", dim=2, max_bytes=50_000, admit_after=admit_after)
     rows = np.ones((2, 2), np.float32)
     for call, text in [
         (lambda: store.assign("emb", rows), "say which rows, by ids="),
@@ -348,6 +351,25 @@ def test_rows_that_cannot_be_assigned_are_refused_and_none_of_them_is_set():
     assert len(table) == 0
     store.assign("emb", rows, ids=[1, 2])
     assert len(table) == 2
+
+
+def test_threads_that_assign_at_the_same_time_do_not_mix_their_values():
+    with wl.Cluster(engine="threads", servers=2, workers=1, timeout=20, chunk_bytes=4096) as cluster:
+        driver = cluster.store()
+        driver.create("w", np.zeros(20_000, np.float32), update="add")
+        seen: list[int] = []
+
+        def work(number: int) -> None:
+            for _ in range(10):
+                driver.assign("w", np.full(20_000, number, np.float32))
+                seen.append(np.unique(driver.pull("w")).size)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2, 3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert seen == [1] * 30
 
 
 def test_a_table_that_is_deleted_and_declared_again_is_a_new_one(cluster, key):

@@ -11,8 +11,8 @@ LEASE, TICK = 2.0, 0.05
 A, B = Incarnation(1), Incarnation(2)
 
 
-def manager() -> ManagerState:
-    made = ManagerState(ManagerConfig(num_servers=2, num_workers=0, lease_seconds=LEASE))
+def manager(**options: float) -> ManagerState:
+    made = ManagerState(ManagerConfig(num_servers=2, num_workers=0, lease_seconds=LEASE, **options))
     for rank, who in enumerate((A, B)):
         made.handle(Received(who, m.Join(role=Role.SERVER, pid=who, addresses=(), rank=rank)), 0.0)
     return made

@@ -27,7 +27,7 @@ from windlass._wire.effects import (
     Tick,
 )
 from windlass.errors import UsageError
-from windlass.types import MANAGER
+from windlass.types import MANAGER, Incarnation
 
 log = logging.getLogger("windlass")
 
@@ -62,6 +62,7 @@ class Loop:
         self.stopped: str | None = None
         self._later: deque[Later] = deque()
         self._turns = Turns()
+        self._unheard: set[Incarnation] = set()  # peers whose new link the state machine is yet to hear of
         self._redial: list[tuple[float, Dial]] = []
         self._tick_seconds = tick_seconds
         self._next_tick = 0.0
@@ -109,8 +110,10 @@ class Loop:
     def _take_turns(self, events: Sequence[Event]) -> None:
         """Whoever has had the least of our time is next, and what is answered leaves at once."""
         if any(isinstance(event, LinkUp | LinkDown) for event in events):
+            self._unheard = {event.peer for event in events if isinstance(event, LinkUp)}
             while self._turns:  # news of links are heard after all that came before them
                 self._take_turn()
+            self._unheard = set()
             for event in events:
                 self._perform(event)
             return
@@ -168,6 +171,8 @@ class Loop:
                 self.stopped = effect.reason
 
     def _send(self, send: Send) -> None:
+        if send.peer in self._unheard:
+            return  # as if the link were not there yet: what is decided before it is known must not travel on it
         try:
             self.hub.send(send)
         except UsageError as error:  # too large for a frame: its peer would wait in vain

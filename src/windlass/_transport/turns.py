@@ -10,11 +10,12 @@ from windlass.types import Incarnation
 
 MAX_WAITING = 64
 MAX_WAITING_BYTES = 16 << 20
+CREDIT_SECONDS = 0.01
+"""How much of our time whoever begins to wait is ahead of the others."""
 
 
 class Turns:
-    """A queue for each peer. Whoever has had the least time since there was something to wait for is next; the events
-    of one peer stay in order."""
+    """A queue for each peer. Whoever has had the least time is next; the events of one peer stay in order."""
 
     def __init__(self) -> None:
         self._queues: dict[Incarnation | None, deque[Event]] = {}
@@ -34,13 +35,17 @@ class Turns:
     def add(self, events: Sequence[Event]) -> None:
         for event in events:
             peer = event.peer if isinstance(event, Received) else None
-            self._queues.setdefault(peer, deque()).append(event)
+            if peer not in self._queues:  # who comes later is ahead of those who wait, but not by all that they had
+                least = min((self._seconds[one] for one in self._queues), default=0.0)
+                self._seconds[peer] = max(self._seconds.get(peer, 0.0), least - CREDIT_SECONDS)
+                self._queues[peer] = deque()
+            self._queues[peer].append(event)
             self._count += 1
             self._nbytes += _own_bytes(event)
 
     def next(self) -> tuple[Incarnation | None, Event]:
         """Whose turn it is, and the event; `spend` tells how long it took."""
-        peer = min(self._queues, key=lambda one: self._seconds.get(one, 0.0))
+        peer = min(self._queues, key=self._seconds.__getitem__)
         event = self._queues[peer].popleft()
         if not self._queues[peer]:
             del self._queues[peer]
@@ -49,7 +54,7 @@ class Turns:
         return peer, event
 
     def spend(self, peer: Incarnation | None, seconds: float) -> None:
-        self._seconds[peer] = self._seconds.get(peer, 0.0) + seconds
+        self._seconds[peer] += seconds
         if not self._queues:
             self._seconds.clear()
 

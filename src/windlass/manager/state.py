@@ -301,7 +301,7 @@ class ManagerState:
     def _forgive_own_pause(self) -> None:
         """Nobody is to blame for a silence in which this manager did not listen: it was stopped, or starved."""
         pause = self._now - self._ticked_at
-        if pause > self.config.lease_seconds / 2:
+        if pause > min(self.config.lease_seconds, self.config.worker_lease_seconds) / 2:
             self._heard = {peer: min(self._now, heard + pause) for peer, heard in self._heard.items()}
         self._ticked_at = self._now
 

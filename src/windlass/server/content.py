@@ -60,7 +60,7 @@ class Content(Protocol):
     def may_refuse(self) -> bool:
         """Whether there is something in order that it cannot take."""
 
-    def refusal(self, pieces: list[StagedPiece]) -> str:
+    def refusal(self, pieces: list[StagedPiece], *, is_write: bool = False) -> str:
         """Why it cannot take these, all together, if so. Changes nothing."""
 
     def apply(self, pieces: list[StagedPiece], *, divisor: int, hyper: Hyper, now: float) -> None:
@@ -122,7 +122,7 @@ class DenseContent:
     def may_refuse(self) -> bool:
         return False
 
-    def refusal(self, pieces: list[StagedPiece]) -> str:
+    def refusal(self, pieces: list[StagedPiece], *, is_write: bool = False) -> str:
         return ""
 
     def apply(self, pieces: list[StagedPiece], *, divisor: int, hyper: Hyper, now: float) -> None:

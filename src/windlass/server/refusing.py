@@ -17,21 +17,23 @@ class Refuses(Answers):
 
     may_refuse: bool
 
-    def checks(self, pieces: list[StagedPiece], push: tuple[Incarnation, int]) -> list[Check]:
+    def checks(
+        self, pieces: list[StagedPiece], push: tuple[Incarnation, int], *, is_write: bool = False
+    ) -> list[Check]:
         """What comes before the update of any slot."""
-        return [Check(pieces, push)] if self.may_refuse and pieces else []
+        return [Check(pieces, push, is_write)] if self.may_refuse and pieces else []
 
-    def refusal(self, pieces: list[StagedPiece]) -> str:
+    def refusal(self, pieces: list[StagedPiece], *, is_write: bool = False) -> str:
         """Why these cannot be taken, all together, if so."""
         by_slot: dict[int, list[StagedPiece]] = {}
         for piece in pieces:
             by_slot.setdefault(piece[0], []).append(piece)
-        problems = (self.slots[number].content.refusal(some) for number, some in by_slot.items())
+        problems = (self.slots[number].content.refusal(some, is_write=is_write) for number, some in by_slot.items())
         problem = next(filter(None, problems), "")
         return f"'{self.spec.name}' has taken nothing of this push: {problem}" if problem else ""
 
     def _check(self, unit: Check) -> list[Effect]:
-        problem = "" if unit.push in self._errors else self.refusal(unit.pieces)
+        problem = "" if unit.push in self._errors else self.refusal(unit.pieces, is_write=unit.is_write)
         if not problem:
             return []
         self._errors[unit.push] = problem

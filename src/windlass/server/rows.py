@@ -79,8 +79,9 @@ class TableContent:
     def may_refuse(self) -> bool:
         return self.table.options.max_bytes is not None
 
-    def refusal(self, pieces: list[StagedPiece]) -> str:
-        return self.table.refusal([data[: ID_BYTES * (hi - lo)] for _, lo, hi, data in pieces])
+    def refusal(self, pieces: list[StagedPiece], *, is_write: bool = False) -> str:
+        ids = [data[: ID_BYTES * (hi - lo)] for _, lo, hi, data in pieces]
+        return self.table.refusal(ids, admit_after=1 if is_write else None)
 
     def apply(self, pieces: list[StagedPiece], *, divisor: int, hyper: Hyper, now: float) -> None:
         self._unshare()
@@ -107,8 +108,8 @@ class TableContent:
     def _asked(self, piece: StagedPiece) -> Asked | None:
         """The same as the kernels take it, if they do."""
         _, lo, hi, data = piece
-        start = bytes_address(data)
-        if start % ID_BYTES or hi == lo or not self.table.is_fused:
+        start, expected = bytes_address(data), (ID_BYTES + 4 * self.table.options.dim) * (hi - lo)
+        if start % ID_BYTES or hi == lo or not self.table.is_fused or data.nbytes != expected:
             return None
         return Asked(self.table, start, hi - lo, start + ID_BYTES * (hi - lo))
 

@@ -86,6 +86,7 @@ class Check(msgspec.Struct):
 
     pieces: list[StagedPiece]
     push: tuple[Incarnation, int]
+    is_write: bool = False  # what a driver sets is taken without having been pushed to often enough
 
 
 class End(msgspec.Struct):

@@ -7,7 +7,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from windlass._wire import messages as m
-from windlass._wire.effects import Effect, Send
+from windlass._wire.effects import Effect, Log, Send
+from windlass.errors import UsageError
 from windlass.server.refusing import Refuses
 from windlass.server.shard_time import ShardTime
 from windlass.server.units import THE_SHARDS, Put, Unit
@@ -38,7 +39,8 @@ class Writes(Refuses):
             self._written[order.writer] = number
             which, now = (order.writer, -number), self.time.now()
             pieces = [(*piece, part) for piece, part in staged.items()]
-            return self.queue([*self.checks(pieces, which), *(Put(*piece, which, now) for piece in pieces), order])
+            puts = [Put(*piece, which, now) for piece in pieces]
+            return self.queue([*self.checks(pieces, which, is_write=True), *puts, order])
         if self._written.get(order.writer) != order.write:
             reason = f"what was to be assigned to '{self.spec.name}' is not here any more; assign it again"
             return [Send(order.writer, m.Refused(request=order.request, is_usage=False, reason=reason))]
@@ -48,7 +50,11 @@ class Writes(Refuses):
         if put.write in self._errors:
             return []
         self._put_at = put.now
-        self.slots[put.slot].content.write(put.lo, put.hi, put.data, now=put.now)
+        try:
+            self.slots[put.slot].content.write(put.lo, put.hi, put.data, now=put.now)
+        except UsageError as error:  # its writer hears of it, the server lives
+            self._errors[put.write] = str(error)
+            return [Log("error", f"'{self.spec.name}' could not be assigned to: {error}")]
         return [] if put.is_followed else self._log_part(((put.slot, put.lo, put.hi),), [put.data])
 
     def _end_write(self, order: m.Commit) -> list[Effect]:

@@ -225,15 +225,15 @@ class TableSlot:
         self._admit(found, ids, now, self.options.admit_after)
         return self._rows.named(found.rows, data, 4 * self.options.dim)
 
-    def refusal(self, ids: Sequence[Array]) -> str:
+    def refusal(self, ids: Sequence[Array], *, admit_after: int | None = None) -> str:
         """Why an update of all of these ids, or one of each list of them, would be refused; empty if it would not be.
-        Changes nothing."""
+        Changes nothing. With `admit_after` as if the table had been declared so: `write` admits at once."""
         if self.options.max_bytes is None:
             return ""
         unique = np.unique(np.concatenate([_NO_ROWS, *(self._ids(some) for some in ids)]))
         found = self._index.find(address(unique), unique.size)
         try:
-            self._check_bytes(*self._sizes(found, self.options.admit_after))
+            self._check_bytes(*self._sizes(found, admit_after or self.options.admit_after))
         except UsageError as error:
             return str(error)
         return ""

@@ -71,6 +71,8 @@ class Client:
         self._shield = Shield(hub.wake, self._on_cut)
         self._next_tick = 0.0
         self.snapshot_numbers = itertools.count(1)  # a saver never uses one twice
+        self.write_numbers = itertools.count(1)  # nor does one who assigns
+        self.writing = threading.Lock()  # a server keeps one write of each driver
         self._held: set[KeyInfo] = set()  # keys whose queue waits for tasks of other keys
         self._background: threading.Thread | None = None
         self._has_work = threading.Event()
@@ -222,7 +224,7 @@ class Client:
         """The caller leaves before the end and has its memory back: what is still to be sent of it is copied."""
         self._turn.take()
         try:
-            for op in self.state.ops.values():
+            for op in self.state.all_ops():
                 if op.owner is task:
                     op.disown()
             self.hub.own_unsent()

@@ -97,6 +97,10 @@ class WorkerState(FilteredKeys):
         """Whether this worker came to a run under way."""
         return self._join.is_late
 
+    def all_ops(self) -> list[Op]:
+        """Those that have started, and those that wait for their turn."""
+        return [*self.ops.values(), *(op for keys in self._keys.values() for key in keys for op in key.queue)]
+
     @property
     def is_joined(self) -> bool:
         """Whether a generation is known and every server of it is linked."""
