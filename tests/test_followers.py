@@ -44,11 +44,14 @@ def node(who: Incarnation) -> Node:
 
 
 class Follower:
-    """A server in the middle of a chain; put-off work is done at once."""
+    """A server in the middle of a chain; put-off work is done at once, unless it is kept for `catch_up`."""
+
+    keeps_work = False
 
     def __init__(self, consistency: Consistency, chain: tuple[Incarnation, ...]) -> None:
         self.state = ServerState(ME, Heap(), ServerConfig(join=JOIN, manager=()))
         self.number = 0
+        self._kept: list[Later] = []
         self.generation((HEAD, ME, NEXT, LEARNER, W0))
         for server in (HEAD, NEXT, LEARNER):
             self.state.handle(LinkUp(server), 0)
@@ -60,11 +63,17 @@ class Follower:
         said = []
         while effects:
             effect = effects.pop(0)
-            if isinstance(effect, Later):
+            if isinstance(effect, Later) and self.keeps_work:
+                self._kept.append(effect)
+            elif isinstance(effect, Later):
                 effects += self.state.handle(effect, 0)
             elif isinstance(effect, Send):
                 said.append((effect.peer, effect.message))
         return said
+
+    def catch_up(self) -> None:
+        while self._kept:
+            self._kept += [one for one in self.state.handle(self._kept.pop(0), 0) if isinstance(one, Later)]
 
     def generation(self, nodes: tuple[Incarnation, ...], *moves: m.Move) -> list[tuple[Incarnation, m.AnyMessage]]:
         self.number += 1
@@ -109,19 +118,25 @@ def test_a_follower_keeps_the_clock_of_a_worker_that_it_is_yet_to_hear_of() -> N
     assert {peer for peer, message in said if isinstance(message, m.Ack)} == {W0, LATE}
 
 
-def test_a_slot_that_is_shown_twice_keeps_what_came_in_between() -> None:
-    me = Follower(Eventual(), (HEAD, NEXT))
-    me.generation((HEAD, ME, NEXT, W0), m.Move(KEY, 0, (HEAD,), ME))
-    begun = {"base": 0, "resting": [], "leases": {}, "counted": {}}
-    counts = {"applied": {W0: 0}, "version": 0, "refused": [], "seen": {}, **begun}
-    show = m.Show(key=KEY, shard=0, lesson=1, index=1, counts=counts)
+def lesson(number: int, index: int, **counts: Any) -> tuple[m.Show, list[m.ShowSlot]]:
+    """How a shard is shown whose last entry is this."""
+    begun = {"base": 0, "resting": [], "leases": {}, "counted": {}, "refused": [], "seen": {}}
+    show = m.Show(key=KEY, shard=0, lesson=number, index=index, counts={**begun, **counts})
     meta = {"content": {"size": 4, "dtype": "int64", "spans": [[0, 4, 0]]}, "rounds": 0, "missing": 0, "time": 0.0}
     slots = [
         m.ShowSlot(
-            key=KEY, shard=0, lesson=1, slot=slot, index=1, name="value", dtype="int64", is_last=True, meta=meta
+            key=KEY, shard=0, lesson=number, slot=slot, index=index, name="value", dtype="int64", is_last=True,
+            meta=meta,
         )
         for slot in (0, 1)
     ]  # fmt: skip
+    return show, slots
+
+
+def test_a_slot_that_is_shown_twice_keeps_what_came_in_between() -> None:
+    me = Follower(Eventual(), (HEAD, NEXT))
+    me.generation((HEAD, ME, NEXT, W0), m.Move(KEY, 0, (HEAD,), ME))
+    show, slots = lesson(1, 1, applied={W0: 0}, version=0)
     me.hear(HEAD, show)
     for slot in slots:
         me.hear(HEAD, slot, [0, 0, 0, 0])
@@ -131,6 +146,27 @@ def test_a_slot_that_is_shown_twice_keeps_what_came_in_between() -> None:
     held = me.state.keys[KEY].shards[0]
     assert held.log.index == 2
     assert held.slots[0].content.dense.block.array.view(np.int64).tolist() == [1, 1, 1, 1]
+
+
+def test_what_waits_of_an_entry_is_void_when_the_lesson_begins_anew_with_the_entry_in_it() -> None:
+    me = Follower(Eventual(), (HEAD, NEXT))
+    me.generation((HEAD, ME, NEXT, W0), m.Move(KEY, 0, (HEAD,), ME))
+    show, slots = lesson(1, 1, applied={W0: 0}, version=0)
+    me.hear(HEAD, show)
+    me.hear(HEAD, slots[0], [0, 0, 0, 0])
+    me.keeps_work = True
+    me.entry(2, 0, 0, None)
+    me.entry(2, 1, 1, m.LogEntry(kind=m.Kind.PUSH, who=W0, clock=1, elements=(8,)))
+    me.hear(HEAD, slots[1], [0, 0, 0, 0])  # it waits, too: as it was before the entry
+    again, shown = lesson(2, 2, applied={W0: 1}, version=1, counted={W0: 8})
+    me.hear(HEAD, again)
+    for slot in shown:
+        me.hear(HEAD, slot, [1, 1, 1, 1])
+    me.catch_up()
+    held = me.state.keys[KEY].shards[0]
+    assert (held.version, held.counted, held.clocks.applied, held.log.applied) == (1, {W0: 8}, {W0: 1}, 2)
+    for slot in (0, 1):
+        assert held.slots[slot].content.dense.block.array.view(np.int64).tolist() == [1, 1, 1, 1]
 
 
 def test_a_manager_that_is_back_tells_who_is_here_before_it_tells_of_keys() -> None:

@@ -54,7 +54,7 @@ def _disturbed(cluster: wl.Cluster, seconds: float, seed: int = 1, **faults: Any
     return report
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.soak)])
 def test_servers_are_killed_and_replaced_one_after_the_other(transport: str) -> None:
     with _cluster(transport=transport) as cluster:
         report = _disturbed(cluster, 2.4, kill=["server:1", "server:any"], every=1.0)
@@ -75,7 +75,7 @@ def test_stopped_nodes_are_waked_and_a_silent_server_is_replaced() -> None:
     assert 0.1 <= short < LEASE_SECONDS < long < 3.0
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.soak)])
 def test_frames_are_lost_and_late(transport: str) -> None:
     with _cluster(transport=transport) as cluster:
         report = _disturbed(cluster, 1.0, drop=0.02, delay=0.002)

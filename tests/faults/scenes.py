@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 import windlass as wl
 from windlass.testing.havoc import Hand
 from windlass.testing.rig import CHUNK_BYTES, Report, Script, bits, perform
@@ -14,7 +16,7 @@ TRANSPORTS = {
     "shm": {"engine": "processes", "transport": "shm"},
     "tcp": {"engine": "processes", "transport": "tcp"},
 }
-PROCESSES = ("shm", "tcp")
+PROCESSES = ("shm", pytest.param("tcp", marks=pytest.mark.soak))
 CLOCK = 30
 
 

@@ -414,6 +414,11 @@ class Log:
     def _is_reading(self, peer: Incarnation, pins: tuple[int, ...]) -> bool:
         return not set(pins).isdisjoint(self.reading(peer))
 
+    def drop(self, whole: Whole) -> list[Effect]:
+        """The entry is not to be applied any more."""
+        self._applying.remove(whole)
+        return [effect for part in whole.parts for effect in self.release(part)]
+
     def mark(self, whole: Whole) -> list[Effect]:
         """The entry is in the value here."""
         self.applied = whole.index

@@ -72,9 +72,9 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
     # With more than 30 attributes in a dictionary, each instance has keys of its own, and is three times as slow.
     __slots__ = (
         "_at_once_bytes", "_attaching", "_backlog", "_crew", "_ends", "_errors", "_memory", "_pins",
-        "_put_at", "_refused", "_residuals", "_writes", "_written", "ancestors", "base", "batches", "being_shown",
-        "chained_in", "clocks", "counted", "decoder", "early", "freezer", "has_settled", "id", "is_pausing",
-        "is_table", "itemsize", "lesson", "log", "may_refuse", "me", "members", "num_shards", "number",
+        "_put_at", "_refused", "_residuals", "_void", "_writes", "_written", "ancestors", "base", "batches",
+        "being_shown", "chained_in", "clocks", "counted", "decoder", "early", "freezer", "has_settled", "id",
+        "is_pausing", "is_table", "itemsize", "lesson", "log", "may_refuse", "me", "members", "num_shards", "number",
         "ready_learner", "ready_since", "residuals", "resting", "routes", "slots", "spec", "taught_since",
         "time", "traffic", "version", "whole", "whole_bytes",
     )  # fmt: skip
@@ -125,6 +125,7 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         self._memory = host.memory
         self._at_once_bytes = host.at_once_bytes
         self._backlog = 0  # units handed out as Later and not done
+        self._void = 0  # how many of those, the first, are not to be done any more
         self._residuals: dict[int, tuple[dict[str, Array], dict[str, Any]]] = {}  # by rank: out of a checkpoint
         self._errors: dict[tuple[Incarnation, int], str] = {}  # of pushes or rounds that have not ended
         self._refused: dict[tuple[Incarnation, int], str] = {}  # of the latest that ended so, to be told again
@@ -453,7 +454,28 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
     def work(self, unit: Unit) -> list[Effect]:
         """Do one unit that came back."""
         self._backlog -= 1
+        if self._void:
+            self._void -= 1
+            return self._drop(unit)
         return self._do(unit)
+
+    def begin_lesson(self, show: m.Show) -> None:
+        """Become a learner from the beginning. What is queued belongs to what was here before, and is void: it would be
+        counted once more, or put an old slot in the place of what is shown now."""
+        self.lesson, self._void = show.lesson, self._backlog
+        self.log.seed(show.index)
+        self.learn_counts(show.counts)
+        self.being_shown.clear()
+
+    def _drop(self, unit: Unit) -> list[Effect]:
+        """Only give back the memory that it keeps."""
+        if isinstance(unit, Mark):
+            return self.log.drop(unit.whole)
+        if isinstance(unit, End):
+            self._ends.pop(unit.push, None)
+        if isinstance(unit, ApplyRows) or (isinstance(unit, Apply) and not unit.is_reduced):
+            return [Recycle(tuple([data for _, _, _, data in unit.pieces]))]
+        return []
 
     def _do(self, unit: Unit) -> list[Effect]:
         if isinstance(unit, Apply):  # the usual ones first
