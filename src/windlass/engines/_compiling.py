@@ -17,10 +17,10 @@ log = logging.getLogger("windlass")
 def noticed(seconds: float = NOTICE_SECONDS) -> Iterator[None]:
     """Inside, if kernels are compiled, and not only loaded, for longer than so many seconds, a line of the log says so
     while it goes on. No thread is left behind: a process may be forked afterwards."""
-    # Here, because importing numba takes most of a second; and by the way that all others take: where threads import it
-    # from different ends, one of them finds modules half made.
-    from windlass.store import kernels  # noqa: F401
-    from numba.core import event  # isort: skip
+    # Here, because importing numba takes most of a second; and whole before its part: another thread may be importing
+    # it, and for a part of it alone Python does not wait.
+    import numba  # noqa: F401
+    from numba.core import event
 
     text = "compiling kernels, once per install: this may take half a minute"
     timer = threading.Timer(seconds, log.warning, (text,))

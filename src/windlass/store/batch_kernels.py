@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba  # noqa: F401, whole before its parts: another thread may be importing it
 import numpy as np
 from numba.core import cgutils, types
 from numba.extending import intrinsic

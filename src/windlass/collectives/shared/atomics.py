@@ -10,6 +10,7 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
+import numba  # noqa: F401, whole before its parts: another thread may be importing it
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
