@@ -112,13 +112,16 @@ def family_of(driver: subprocess.Popen[str], size: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "how", ["SIGKILL", "SIGKILL with the server stopped", "SIGTERM", "_exit", "raise", "crash", "exec", "fork"]
+    "how",
+    ["SIGKILL", "SIGKILL with both servers stopped", "SIGTERM", "_exit", "raise", "crash", "exec", "fork"],
 )
 def test_however_the_driver_dies_its_family_is_gone_within_2_seconds(tmp_path: Path, how: str) -> None:
     with start_driver(tmp_path / "driver.py", DYING, stdin=subprocess.PIPE) as driver:
-        family = family_of(driver, size=7)  # the server, five children and a grandchild
+        family = family_of(driver, size=8)  # template and server, five children and a grandchild
         if how.endswith("stopped"):
-            os.kill(psutil.Process(driver.pid).children()[0].pid, signal.SIGSTOP)
+            (template,) = psutil.Process(driver.pid).children()
+            for process in (template, *template.children()):
+                os.kill(process.pid, signal.SIGSTOP)
         if how.startswith("SIG"):
             os.kill(driver.pid, signal.Signals[how.split()[0]])
         else:
@@ -147,7 +150,7 @@ def test_a_driver_killed_while_the_server_preloads_takes_it_along(tmp_path: Path
 
 def test_ctrl_c_reaches_the_driver_alone_and_its_atexit_closes_everything(tmp_path: Path) -> None:
     with start_driver(tmp_path / "driver.py", INTERRUPTED) as driver:
-        family = family_of(driver, size=3)
+        family = family_of(driver, size=4)
         os.killpg(driver.pid, signal.SIGINT)
         start = time.monotonic()
         out, err = driver.communicate(timeout=10)

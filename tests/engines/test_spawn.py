@@ -16,7 +16,6 @@ import numba
 import numpy as np
 import pytest
 
-from tests.engines import targets
 from tests.engines.processes import ask, num_threads, open_files
 from tests.engines.targets import CALL
 from windlass.engines._children import Child, ForkServer
@@ -122,17 +121,11 @@ def test_random_numbers_differ_between_children(shared: ForkServer) -> None:
     assert len({draw for pair in draws for draw in pair}) == 6
 
 
-def test_warm_runs_once_in_the_server_before_any_fork() -> None:
-    with ForkServer(preload=[], warm="tests.engines.targets:warm") as server:
-        children = [server.spawn(f"worker-{i}", CALL) for i in range(2)]
-        assert [ask(child, lambda: targets.warmed_by) for child in children] == [[server.pid]] * 2
-
-
 def test_a_failing_preload_is_the_callers_error_and_leaves_nothing_open() -> None:
     before = open_files()
     with pytest.raises(UsageError, match=r"(?s)could not preload no_such_module.*ModuleNotFoundError"):
         ForkServer(preload=["no_such_module"])
-    assert open_files() == before
+    assert set(open_files()) <= set(before)  # the template that was kept, of other imports, may be gone
 
 
 def test_a_preload_that_leaves_threads_running_warns() -> None:

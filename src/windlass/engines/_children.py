@@ -4,8 +4,8 @@
        ├──────────────channel──────────────────┘      a socketpair per child, made by the driver: objects, both ways
        └──lifeline──> fork server and children        a pipe that nobody writes to: its EOF is the driver's death
 
-Closing a channel is how a child is asked to leave. This module must not import `_forkserver`, which runs as a
-program of its own (`python -m`).
+The fork server itself is forked by a template (`_templates`), which has the imports behind it. Closing a channel is how
+a child is asked to leave.
 """
 
 from __future__ import annotations
@@ -15,29 +15,25 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from typing import Self
 
 from windlass.engines._channel import Channel, ChannelClosed
-from windlass.engines._control import Boot, Exited, Failed, Fork, Forked, Place, Ready, Signal, Start, Stop
-from windlass.engines._launch import above_stdio, launch
+from windlass.engines._control import Exited, Failed, Fork, Forked, Place, Signal, Start, Stop
+from windlass.engines._launch import above_stdio
+from windlass.engines._templates import give_back, take_template
 from windlass.errors import ClusterError, TimeoutError, UsageError
 
 __all__ = ["Channel", "ChannelClosed", "Child", "ForkServer"]
 
-START_SECONDS = 120.0
-"""For the preload. Raise it if torch is imported from a slow network disk."""
 FORK_SECONDS = 30.0
 STOP_SECONDS = 0.8
 """How long a fork server that was told to stop may kill and reap before it is killed itself."""
 SLICE_SECONDS = 0.03
-_BOOT_TICKET = 0
 
 
 class State(Enum):
@@ -77,24 +73,26 @@ class Child:
 class ForkServer:
     """A process that has the heavy imports behind it, from which children are forked in milliseconds.
 
-    Blocks until the preload is done; raises UsageError when it fails. `warm`, a "module:function", is called once
-    after it. Neither may start a thread or run anything parallel, or children could hang; a RuntimeWarning says so.
-    Any thread may use it. When this process ends, in whatever way, the server and all children are killed.
+    Blocks until the preload is done, unless a server that preloaded the same was closed a moment ago; raises UsageError
+    when it fails. `warm`, a "module:function", is called once after it. Neither may start a thread or run anything
+    parallel, or children could hang; a RuntimeWarning says so. Any thread may use it. When this process ends, in
+    whatever way, the server and all children are killed.
     """
 
     def __init__(self, *, preload: Sequence[str], warm: str | None = None) -> None:
         self._owner = os.getpid()
         self._state = State.OPEN
         self._lock = threading.Lock()  # over receiving on the control channel and over the five fields below
-        self._answers: dict[int, Ready | Forked | Failed] = {}
+        self._answers: dict[int, Forked | Failed] = {}
         self._forking: dict[int, Child] = {}
         self._running: dict[int, Child] = {}
         self._ended: list[Child] = []
         self._children: list[Child] = []
         self._commanding = threading.Lock()  # a Fork and the file that follows it are one
         self._closing = threading.Lock()
-        self._tickets = itertools.count(_BOOT_TICKET + 1)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._tickets = itertools.count(1)
+        self.pid = -1
+        self._template = take_template(tuple(preload), warm)
         with above_stdio():
             ours, theirs = socket.socketpair()
             lifeline, self._lifeline = os.pipe()
@@ -105,11 +103,10 @@ class ForkServer:
         self._news.register(self._uncollected, select.EPOLLIN)
         try:
             try:
-                self._process = launch(theirs.fileno(), lifeline)
+                self.pid = self._template.make(theirs.fileno(), lifeline)
             finally:
                 theirs.close()
                 os.close(lifeline)
-            self._boot(tuple(preload), warm)
         except BaseException:
             self.close(0.0)
             raise
@@ -122,10 +119,6 @@ class ForkServer:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid if self._process else -1
 
     def spawn(self, name: str, target: str, *, config: bytes = b"", env: Mapping[str, str] = {}) -> Child:
         """Fork a child that calls `target`, a "module:function", as `function(channel, config)` and ends when it
@@ -179,16 +172,6 @@ class ForkServer:
                 finally:
                     self._let_go()
 
-    def _boot(self, preload: tuple[str, ...], warm: str | None) -> None:
-        what = f"preload {', '.join(preload) or 'nothing'}" + (f" and warm {warm}" if warm else "")
-        self._command(Boot(preload=preload, warm=warm, place=Place.here(), pythonpath=os.environ.get("PYTHONPATH")))
-        answer = self._answer(_BOOT_TICKET, START_SECONDS, what)
-        if isinstance(answer, Failed):
-            raise UsageError(f"the fork server could not {what}: {answer.reason}")
-        if isinstance(answer, Ready) and answer.num_threads > 1:
-            message = f"asked to {what}, the fork server now runs {answer.num_threads} threads; its children could hang"
-            warnings.warn(f"{message}: preload only what starts no thread", RuntimeWarning, stacklevel=3)
-
     def _fork(self, child: Child, fd: int) -> None:
         if self._state is State.CLOSED:
             raise UsageError(f"cannot spawn '{child.name}': this fork server was closed")
@@ -205,7 +188,7 @@ class ForkServer:
         if isinstance(answer, Failed):
             raise ClusterError(f"the fork server could not fork '{child.name}': {answer.reason}")
 
-    def _answer(self, ticket: int, seconds: float, what: str) -> Ready | Forked | Failed:
+    def _answer(self, ticket: int, seconds: float, what: str) -> Forked | Failed:
         self._await(lambda: ticket in self._answers or self._state is not State.OPEN, seconds)
         with self._lock:
             answer = self._answers.pop(ticket, None)
@@ -215,7 +198,7 @@ class ForkServer:
             raise TimeoutError(f"the fork server (pid {self.pid}) did not {what} within {seconds:g} s")
         raise ClusterError(f"the fork server (pid {self.pid}) died before it could {what}; close it and start another")
 
-    def _command(self, message: Boot | Fork | Signal | Stop, fd: int | None = None) -> None:
+    def _command(self, message: Fork | Signal | Stop, fd: int | None = None) -> None:
         self._drain()  # so that the server is never stuck telling us while we are stuck telling it
         with self._commanding, suppress(ChannelClosed):  # a lost server shows in the state, not here
             self._control.send(message)
@@ -243,7 +226,7 @@ class ForkServer:
             except ChannelClosed:
                 self._lose()
 
-    def _take(self, message: Ready | Forked | Failed | Exited) -> None:
+    def _take(self, message: Forked | Failed | Exited) -> None:
         match message:
             case Exited(pid=pid, code=code):
                 if child := self._running.pop(pid, None):
@@ -255,8 +238,6 @@ class ForkServer:
                     self._answers[ticket] = message
             case Failed(ticket=ticket):
                 self._answers[ticket] = message
-            case Ready():
-                self._answers[_BOOT_TICKET] = message
 
     def _end(self, child: Child, code: int) -> None:
         child.exitcode = code
@@ -277,12 +258,7 @@ class ForkServer:
             self._command(Stop())
             self._await(lambda: False, STOP_SECONDS)  # until the server leaves
         finally:
-            if self._process is not None:
-                # Not reaped yet, so the number is still that of its process group: the server if it is stuck, its
-                # children, and what they started.
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+            self._template.bury(self.pid)
 
     def _let_go(self) -> None:
         with self._lock:
@@ -295,3 +271,5 @@ class ForkServer:
             self._news.close()
             os.close(self._uncollected)
             os.close(self._lifeline)
+        if os.getpid() == self._owner:
+            give_back(self._template)

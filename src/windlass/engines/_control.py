@@ -1,4 +1,4 @@
-"""What driver, fork server and newborn children tell each other, always over an inherited channel."""
+"""What driver, template, fork server and newborn children tell each other, always over an inherited channel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """First on the control channel. `pythonpath` is the user's own, which the launch had to borrow."""
+    """First on a template's channel. `pythonpath` is the user's own, which the launch had to borrow."""
 
     preload: tuple[str, ...]
     warm: str | None
@@ -47,6 +47,35 @@ class Ready:
     """The answer to a Boot; `num_threads` should be 1."""
 
     num_threads: int
+    ticket: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Make:
+    """To a template: fork one more fork server, with this environment. Four files follow: the server's ends of its
+    control channel and of its lifeline, its stdout and its stderr."""
+
+    ticket: int
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    ticket: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bury:
+    """To a template: kill this fork server's process group and reap it. Until then the number is its own."""
+
+    ticket: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buried:
+    ticket: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +94,7 @@ class Forked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The bad answer to a Boot (ticket 0) or to a Fork."""
+    """The bad answer to a Boot (ticket 0), a Make or a Fork."""
 
     ticket: int
     reason: str

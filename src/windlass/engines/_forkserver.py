@@ -1,11 +1,11 @@
-"""The fork server: imports once, then forks children that start with everything loaded.
+"""The fork server: forks children that start with everything loaded, and dies with its driver.
 
-It runs as `python -m windlass.engines._forkserver CONTROL LIFELINE DRIVER` in a session of its own. It has one thread
-whenever it forks, runs nothing parallel and never sees the user's `__main__`. Death travels two ways:
+A template (`_template`) forks one for each cluster, into a session of its own. It has one thread whenever it forks,
+runs nothing parallel and never sees the user's `__main__`. Death travels two ways:
 
 - the driver's: the kernel sends SIGKILL to our whole process group when the lifeline reaches EOF. That needs no watcher
   thread, which could not run while C code holds the GIL, and it reaches the stopped and what children started;
-- the server's: PR_SET_PDEATHSIG kills its children.
+- the parent's: PR_SET_PDEATHSIG kills a server whose template died, and a child whose server did.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import errno
 import fcntl
 import gc
 import importlib
-import io
 import os
 import random
 import select
@@ -24,16 +23,13 @@ import signal
 import socket
 import sys
 import traceback
-import types
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from windlass.engines._channel import Channel, ChannelClosed
-from windlass.engines._control import Boot, Exited, Failed, Fork, Forked, Ready, Signal, Start, Stop
+from windlass.engines._control import Exited, Failed, Fork, Forked, Signal, Start, Stop
 
-PARENT_CHECK_SECONDS = 0.5
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -41,9 +37,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Server:
     """One thread, one owner: nothing here is locked."""
 
-    def __init__(self, control: Channel, driver: int) -> None:
+    def __init__(self, control: Channel) -> None:
         self._control = control
-        self._driver = driver
         self._pids: set[int] = set()
         # SIGCHLD interrupts the wait by writing into this pair.
         self._wakeup, self._wakeup_writer = socket.socketpair()
@@ -64,9 +59,7 @@ class Server:
             self._silence()
 
     def _serve_one(self) -> bool:
-        ready = self._await_readable(self._control.fileno(), self._wakeup.fileno())
-        if os.getppid() != self._driver:
-            return False  # what the driver forked may hold the lifeline open after the driver died
+        ready = await_readable(None, self._control.fileno(), self._wakeup.fileno())
         if self._wakeup.fileno() in ready:
             with suppress(BlockingIOError):
                 self._wakeup.recv(4096)
@@ -82,14 +75,8 @@ class Server:
                     return False
         return True
 
-    def _await_readable(self, *fds: int) -> set[int]:
-        poller = select.poll()  # not select(), which ends at 1024 files
-        for fd in fds:
-            poller.register(fd, select.POLLIN)
-        return {fd for fd, _ in poller.poll(PARENT_CHECK_SECONDS * 1e3)}
-
     def _fork(self, ticket: int, name: str, sock: socket.socket) -> None:
-        _flush()
+        flush()
         server = os.getpid()
         try:
             pid = os.fork()
@@ -127,9 +114,7 @@ class Server:
     def _become_child(self, server: int, name: str, sock: socket.socket) -> NoReturn:
         code = 1
         try:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != server:
-                os._exit(1)  # it died before the line above, which is then never triggered
+            die_with(server)
             _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
             self._silence()
             self._control.close()
@@ -142,7 +127,7 @@ class Server:
             with suppress(BaseException):
                 atexit._run_exitfuncs()
             with suppress(BaseException):
-                _flush()
+                flush()
             os._exit(code)
 
 
@@ -155,7 +140,7 @@ def _run(channel: Channel) -> int:
     except ChannelClosed:
         return 0  # the driver gave up before it said what to run
     try:
-        _resolve(start.target)(channel, start.config)
+        resolve(start.target)(channel, start.config)
     except ChannelClosed:
         return 0  # the driver closed the channel: the ordinary way to leave
     except SystemExit as leave:
@@ -171,7 +156,7 @@ def _run(channel: Channel) -> int:
     return 0
 
 
-def _resolve(path: str) -> Callable[..., Any]:
+def resolve(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     found: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -188,14 +173,29 @@ def _reseed() -> None:
         torch.default_generator.seed()
 
 
-def _flush() -> None:
+def await_readable(seconds: float | None, *fds: int) -> set[int]:
+    """Those of the files that have something to read, after waiting up to `seconds` (None: for ever) for one."""
+    poller = select.poll()  # not select(), which ends at 1024 files
+    for fd in fds:
+        poller.register(fd, select.POLLIN)
+    return {fd for fd, _ in poller.poll(None if seconds is None else seconds * 1e3)}
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when `parent`, which forked it, is gone."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # it died before the line above, which is then never triggered
+
+
+def flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with suppress(OSError, ValueError):
                 stream.flush()
 
 
-def _arm(lifeline: int) -> None:
+def arm(lifeline: int) -> None:
     """Have the kernel kill this process group when the last writer of the lifeline, the driver, is gone."""
     try:
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
@@ -206,60 +206,3 @@ def _arm(lifeline: int) -> None:
             raise  # a sandbox without signal-driven I/O: the control channel's EOF has to do
     if select.select([lifeline], [], [], 0)[0]:
         os._exit(1)  # it was gone before we were armed
-
-
-def _boot(boot: Boot) -> Ready:
-    if boot.pythonpath is None:
-        os.environ.pop("PYTHONPATH", None)
-    else:
-        os.environ["PYTHONPATH"] = boot.pythonpath
-    boot.place.enter()
-    for module in boot.preload:
-        importlib.import_module(module)
-    if boot.warm is not None:
-        _resolve(boot.warm)()
-    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
-        finalizer.atexit = False  # ours, not the children's: torch has a hundred, and they take 30 ms at each exit
-    gc.collect()
-    gc.freeze()  # children share these pages as long as no collection writes into them
-    # OpenBLAS starts its threads when numpy is imported and ends them when its process forks, to start them again
-    # in whoever multiplies: so fork once for nothing, and see whether other threads remain.
-    _flush()
-    if (pid := os.fork()) == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    return Ready(num_threads=len(os.listdir("/proc/self/task")))
-
-
-def main() -> None:
-    if len(sys.argv) != 4 or os.getpgrp() != os.getpid():
-        sys.exit("this program is started by windlass.engines._children.ForkServer, in a session of its own")
-    control_fd, lifeline, driver = map(int, sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    _arm(lifeline)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # a killed child's last lines are those one wants to read
-    for fd in (control_fd, lifeline):
-        os.set_inheritable(fd, False)
-    # Children are not this program: they get an empty `__main__`, which nobody would re-import or confuse with the
-    # user's. Ours stays alive under its own name.
-    sys.modules["windlass.engines._forkserver"] = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    control = Channel(socket.socket(fileno=control_fd))
-    try:
-        gc.disable()
-        control.send(_boot(control.recv()))
-    except ChannelClosed:
-        return
-    except BaseException:
-        with suppress(ChannelClosed):
-            control.send(Failed(ticket=0, reason=traceback.format_exc()))
-        return
-    Server(control, driver).serve()
-    os.killpg(0, signal.SIGKILL)  # this process too, and with it whatever its children started
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Starting the fork server's process, whatever state the driver's own streams, flags and import path are in."""
+"""Starting a template's process, whatever state the driver's own streams, flags and import path are in."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from windlass.engines._control import Place
 
 
 def launch(control: int, lifeline: int) -> subprocess.Popen[bytes]:
-    """Start a fork server that inherits these two files and the driver's stdout and stderr. Does not wait for it."""
+    """Start a template that inherits these two files and the driver's stdout and stderr. Does not wait for it."""
     # PYTHONPATH makes importable there what is importable here, this package included; -P keeps the current
-    # directory from shadowing it. The server gives the user's own PYTHONPATH back to its children.
+    # directory from shadowing it. The template gives the user's own PYTHONPATH back.
     flags = [flag for flag in subprocess._args_from_interpreter_flags() if flag not in ("-I", "-E")]  # type: ignore[attr-defined]
     arguments = [str(control), str(lifeline), str(os.getpid())]
     return subprocess.Popen(
-        [sys.executable, *flags, "-P", "-m", "windlass.engines._forkserver", *arguments],
+        [sys.executable, *flags, "-P", "-m", "windlass.engines._template", *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(Place.here().path)},
         stdin=subprocess.DEVNULL,
-        stdout=None if _is_inheritable(1) else subprocess.DEVNULL,
-        stderr=None if _is_inheritable(2) else subprocess.DEVNULL,
+        stdout=None if is_inheritable(1) else subprocess.DEVNULL,
+        stderr=None if is_inheritable(2) else subprocess.DEVNULL,
         pass_fds=(control, lifeline),
         start_new_session=True,  # Ctrl-C in the terminal is for the driver alone
     )
 
 
-def _is_inheritable(fd: int) -> bool:
+def is_inheritable(fd: int) -> bool:
+    """Whether the file is open, and a child's to use."""
     try:
         return os.get_inheritable(fd)
     except OSError:

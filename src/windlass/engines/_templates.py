@@ -1,0 +1,214 @@
+"""The driver's side of templates: processes with the imports behind them, from which fork servers are forked.
+
+Importing and loading kernels takes a second or two, forking a server 20 ms. So a template outlives the server that it
+was started for by LINGER_SECONDS: whoever opens one cluster after the other pays once. It is used again only by a
+driver whose imports, environment and limits are what they were.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+from windlass.engines._channel import Channel, ChannelClosed
+from windlass.engines._control import Boot, Buried, Bury, Failed, Made, Make, Place, Ready
+from windlass.engines._launch import above_stdio, is_inheritable, launch
+from windlass.errors import ClusterError, TimeoutError, UsageError
+
+START_SECONDS = 120.0
+"""For the preload. Raise it if torch is imported from a slow network disk."""
+MAKE_SECONDS = 30.0
+BURY_SECONDS = 1.0
+LINGER_SECONDS = 1.5
+"""How long a template waits for the next server. Nothing is left of a driver's clusters 2 s after their end."""
+PASSING = frozenset({"PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "_", "COLUMNS", "LINES"})
+"""Variables that no import reads: servers get the driver's own, and templates need not be started anew for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a process takes over from its parent, or reads once, and cannot be told later."""
+
+    preload: tuple[str, ...]
+    warm: str | None
+    path: tuple[str, ...]
+    env: frozenset[tuple[str, str]]
+    limits: tuple[object, ...]
+
+    @classmethod
+    def here(cls, preload: tuple[str, ...], warm: str | None) -> Self:
+        env = frozenset(item for item in os.environ.items() if item[0] not in PASSING)
+        kinds = [name for name in sorted(dir(resource)) if name.startswith("RLIMIT_")]
+        limits = [resource.getrlimit(getattr(resource, kind)) for kind in kinds]
+        nature = (os.nice(0), frozenset(os.sched_getaffinity(0)), tuple(sys.warnoptions), *limits)
+        return cls(preload, warm, tuple(Place.here().path), env, nature)
+
+
+class Template:
+    """One process of `_template`. Blocks until it is ready, raises UsageError when the preload fails. Any thread may
+    use it."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.num_users = self.num_made = 0
+        self._owner = os.getpid()
+        self._lock = threading.Lock()  # a request and its answer are one
+        self._tickets = itertools.count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+        with above_stdio():
+            ours, theirs = socket.socketpair()
+            lifeline, self._lifeline = os.pipe()
+        self._channel = Channel(ours)
+        try:
+            try:
+                self._process = launch(theirs.fileno(), lifeline)
+            finally:
+                theirs.close()
+                os.close(lifeline)
+            self._boot()
+        except BaseException:
+            self.close()
+            raise
+
+    def __str__(self) -> str:
+        return f"the template of the fork servers (pid {self._process.pid if self._process else '?'})"
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None and self._channel.fileno() >= 0
+
+    def make(self, control: int, lifeline: int) -> int:
+        """Fork a server that has these two files and the driver's stdout, stderr and environment; its pid."""
+        with open(os.devnull, "wb") as nothing:
+            files = [control, lifeline, *(fd if is_inheritable(fd) else nothing.fileno() for fd in (1, 2))]
+            order = Make(ticket=next(self._tickets), env=dict(os.environ))
+            answer = self._ask(order, files, MAKE_SECONDS, "fork a server")
+        if isinstance(answer, Failed):
+            raise ClusterError(f"no fork server could be forked: {answer.reason}")
+        assert isinstance(answer, Made)
+        return answer.pid
+
+    def bury(self, pid: int) -> None:
+        """Kill the server that `make` gave, its children and what they started, and reap it. A template that cannot do
+        it in time is killed, and the kernel kills what it has forked."""
+        if pid < 0:
+            return
+        try:
+            self._ask(Bury(ticket=next(self._tickets), pid=pid), [], BURY_SECONDS, "bury a server")
+        except (ClusterError, TimeoutError):
+            self.close()
+        except BaseException:
+            with suppress(ChannelClosed):
+                self._channel.send(Bury(ticket=next(self._tickets), pid=pid))
+            raise
+
+    def close(self) -> None:
+        """Kill and reap it. Safe to repeat; a forked copy of the driver only lets go of its copies."""
+        self._channel.close()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        if self._process is not None and os.getpid() == self._owner:
+            self._process.kill()
+            self._process.wait()
+
+    def _boot(self) -> None:
+        preload, warm = self.key.preload, self.key.warm
+        what = f"preload {', '.join(preload) or 'nothing'}" + (f" and warm {warm}" if warm else "")
+        boot = Boot(preload=preload, warm=warm, place=Place.here(), pythonpath=os.environ.get("PYTHONPATH"))
+        answer = self._ask(boot, [], START_SECONDS, what)
+        if isinstance(answer, Failed):
+            raise UsageError(f"the fork server could not {what}: {answer.reason}")
+        if isinstance(answer, Ready) and answer.num_threads > 1:
+            message = f"asked to {what}, the fork server now runs {answer.num_threads} threads; its children could hang"
+            warnings.warn(f"{message}: preload only what starts no thread", RuntimeWarning, stacklevel=5)
+
+    def _ask(self, message: Boot | Make | Bury, files: list[int], seconds: float, what: str) -> object:
+        ticket = 0 if isinstance(message, Boot) else message.ticket
+        deadline = time.monotonic() + seconds
+        try:
+            with self._lock:
+                self._channel.send(message)
+                for fd in files:
+                    self._channel.send_fd(fd)
+                while self._channel.readable(deadline - time.monotonic()):
+                    answer: Ready | Made | Buried | Failed = self._channel.recv()
+                    if answer.ticket == ticket:
+                        return answer
+                    if isinstance(answer, Made):  # for somebody who was interrupted while it waited
+                        self._channel.send(Bury(ticket=-1, pid=answer.pid))
+        except ChannelClosed:
+            raise ClusterError(f"{self} died before it could {what}") from None
+        raise TimeoutError(f"{self} did not {what} within {seconds:g} s")
+
+
+class Kept:
+    """The template that this process uses again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._template: Template | None = None
+        atexit.register(self._leave, os.getpid())
+
+    def take(self, key: Key) -> Template:
+        with self._lock:
+            template = self._template
+            if template is None or template.key != key or not template.is_alive:
+                self._template = None
+                if template is not None and not template.num_users:
+                    template.close()
+                template = self._template = Template(key)
+            template.num_users += 1
+            template.num_made += 1
+            return template
+
+    def give_back(self, template: Template) -> None:
+        with self._lock:
+            template.num_users -= 1
+            if template.num_users:
+                return
+            if template is not self._template or not template.is_alive:
+                self._drop(template)
+                return
+        timer = threading.Timer(LINGER_SECONDS, self._expire, (template, template.num_made))
+        timer.daemon = True
+        timer.start()
+
+    def _expire(self, template: Template, num_made: int) -> None:
+        with self._lock:
+            if template.num_made == num_made:  # nobody has taken it meanwhile
+                self._drop(template)
+
+    def _drop(self, template: Template) -> None:
+        if self._template is template:
+            self._template = None
+        template.close()
+
+    def _leave(self, owner: int) -> None:
+        if os.getpid() == owner and self._template is not None and not self._template.num_users:
+            self._template.close()
+
+
+_kept: dict[int, Kept] = {}
+"""By process: what a fork copied is its parent's."""
+
+
+def take_template(preload: tuple[str, ...], warm: str | None) -> Template:
+    """A template for these imports: the one that was used last if it fits, else a new one. To be given back."""
+    kept = _kept.get(os.getpid()) or _kept.setdefault(os.getpid(), Kept())
+    return kept.take(Key.here(preload, warm))
+
+
+def give_back(template: Template) -> None:
+    _kept[os.getpid()].give_back(template)

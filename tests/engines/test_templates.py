@@ -1,0 +1,96 @@
+"""Templates: what the clusters of one driver share, and when it goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.engines import targets
+from tests.engines.processes import ask, left_after, run_driver
+from tests.engines.targets import CALL
+from windlass.engines._children import ForkServer
+
+
+def warmed_by(server: ForkServer) -> list[int]:
+    return ask(server.spawn("worker-0", CALL), lambda: targets.warmed_by)  # type: ignore[no-any-return]
+
+
+def test_warm_runs_once_for_the_servers_that_follow_each_other() -> None:
+    servers = []
+    for _ in range(3):
+        with ForkServer(preload=[], warm="tests.engines.targets:warm") as server:
+            servers.append(server.pid)
+            (template,) = warmed_by(server)
+            assert warmed_by(server) == [template]
+            assert psutil.Process(server.pid).ppid() == template
+    assert len({*servers, template}) == 4
+
+
+def test_two_servers_at_once_share_their_imports_and_nothing_else() -> None:
+    with ForkServer(preload=[], warm="tests.engines.targets:warm") as one:
+        child = one.spawn("worker-0", CALL)
+        with ForkServer(preload=[], warm="tests.engines.targets:warm") as other:
+            assert warmed_by(other) == warmed_by(one)
+            stranger = other.spawn("worker-0", CALL)
+            assert ask(stranger, os.getpgrp) == other.pid != ask(child, os.getpgrp)
+            os.kill(other.pid, signal.SIGKILL)
+            assert stranger.wait(5) == -signal.SIGKILL
+        assert ask(child, os.getppid) == one.pid
+
+
+def test_a_server_has_the_drivers_environment_and_streams_of_its_own_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = """
+import os, sys
+from tests.engines.processes import ask
+from tests.engines.targets import CALL
+from windlass.engines._children import ForkServer
+def talk():
+    with ForkServer(preload=[], warm="tests.engines.targets:warm") as server:
+        child = server.spawn("worker-0", CALL)
+        return ask(child, lambda: (print("hello"), os.environ.get("OLDPWD"), os.environ.get("NUMBA_DEBUG_CACHE")))[1:]
+before = talk()
+os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), 1)
+os.environ["OLDPWD"] = "there"
+os.environ["NUMBA_DEBUG_CACHE"] = "0"
+assert (before, talk()) == ((None, None), ("there", "0")), (before, talk())
+"""
+    monkeypatch.delenv("OLDPWD", raising=False)
+    file = tmp_path / "out.txt"
+    assert run_driver(tmp_path / "driver.py", text, str(file)) == "hello\n"
+    assert file.read_text() == "hello\n"
+
+
+def test_nothing_is_left_of_servers_2_seconds_after_the_last_is_closed() -> None:
+    with ForkServer(preload=[], warm="tests.engines.targets:warm") as server:
+        (template,) = warmed_by(server)
+    assert psutil.pid_exists(template)  # for the next one, which would be ready at once
+    deadline = time.monotonic() + 2
+    while psutil.pid_exists(template) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not psutil.pid_exists(template)
+    with ForkServer(preload=[], warm="tests.engines.targets:warm") as server:
+        assert warmed_by(server) != [template]
+
+
+def test_a_template_that_was_killed_is_replaced_and_one_that_is_stuck_does_not_hold_up_close() -> None:
+    server = ForkServer(preload=[], warm="tests.engines.targets:warm")
+    (template,) = warmed_by(server)
+    child = server.spawn("worker-0", CALL)
+    os.kill(template, signal.SIGKILL)
+    assert child.wait(5) == -signal.SIGKILL
+    server.close()
+    server = ForkServer(preload=[], warm="tests.engines.targets:warm")
+    (another,) = warmed_by(server)
+    child = server.spawn("worker-0", CALL)
+    os.kill(another, signal.SIGSTOP)
+    start = time.perf_counter()
+    server.close(grace_seconds=0.2)
+    assert time.perf_counter() - start < 2
+    assert left_after([another, server.pid, child.pid], 1) == []
