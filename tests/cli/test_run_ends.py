@@ -61,7 +61,7 @@ def test_ctrl_c_and_sigterm_leave_nothing_behind(script: Path, signum: signal.Si
         code, out, err, seconds = finish(run)
     assert (code, out, err) == (status, "", f"windlass: stopped by {signum.name}\n")
     assert is_within(seconds, CLEAN_SECONDS)
-    assert len(pids) == 6
+    assert len(pids) == 7
     assert left_after(pids, 0.0) == []
 
 

@@ -139,19 +139,20 @@ def main() -> None:
     sys.modules["windlass.engines._template"] = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     control = Channel(socket.socket(fileno=control_fd))
+    server: Server | None = None
     try:
         gc.disable()
         control.send(_boot(control.recv()))
+        server = Template(control, lifeline, driver).serve()
     except ChannelClosed:
-        return
+        pass
     except BaseException:
         with suppress(ChannelClosed):
             control.send(Failed(ticket=0, reason=traceback.format_exc()))
-        return
-    server = Template(control, lifeline, driver).serve()
     if server is not None:
         server.serve()
         os.killpg(0, signal.SIGKILL)  # this process too, and with it whatever its children started
+    os._exit(0)  # it has imported much, and used nothing that would have to be tidied up
 
 
 if __name__ == "__main__":
