@@ -130,3 +130,39 @@ def test_the_end_of_the_reader_ends_the_run(script: Path) -> None:
         assert run.stderr is not None
         assert run.stderr.read() == ""
     assert left_after(pids, 0.0) == []
+
+
+FAILING = """
+import sys, time, numpy as np, windlass as wl
+store = wl.connect()
+store.create("sum", np.zeros(4), update="add")
+for step in range(20):
+    if store.rank == 1 and step == 5:
+        {deed}
+    store.pushpull("sum", np.ones(4))
+print("finished with", store.pull("sum"), flush=True)
+"""
+
+
+@pytest.mark.parametrize("deed", ["raise ValueError('my own mistake')", "import os; os.kill(os.getpid(), 9)"])
+def test_when_a_worker_fails_no_round_ends_without_it(script: Path, deed: str) -> None:
+    script.write_text(FAILING.format(deed=deed))
+    done = windlass("run", "--workers", 3, script)
+    assert done.returncode in (1, 137)
+    assert "worker-1" in done.stderr.splitlines()[-1]
+    assert "finished" not in done.stdout
+    assert "rounds go on" not in done.stderr
+
+
+def test_a_worker_that_ends_well_without_a_word_is_not_waited_for_long(script: Path) -> None:
+    script.write_text(FAILING.format(deed="import os; os._exit(0)"))
+    done = windlass("run", "--workers", 3, script)
+    assert (done.returncode, done.stdout.count("finished with [45. 45. 45. 45.]")) == (0, 2)
+
+
+def test_a_place_where_nothing_can_be_saved_is_told_before_the_run(script: Path, tmp_path: Path) -> None:
+    script.write_text("print('begun')")
+    (tmp_path / "file").touch()
+    done = windlass("run", "--checkpoint", tmp_path / "file", script)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("windlass: checkpoint expects a place to save to: ")

@@ -138,7 +138,7 @@ class Crew:
             if self._engine.has_replicas and child.name != "manager":
                 then = "others have what it held, and go on"
             if child.name == "manager" and not self._engine.has_failed:
-                then = "another one is started, and what is under way goes on"
+                return 0  # it is told by whoever starts another
             self._output.say(f"{ending(child)}; {then}", is_error=True)
             return 0
         self._drain(child.name)

@@ -17,6 +17,7 @@ from windlass.apps import fashion, report
 from windlass.apps.plan import Plan
 from windlass.cli.board import Board, Course
 from windlass.cli.demo_words import COMPILING, conclude, count, introduce, is_first_use, say, starting
+from windlass.engines._compiling import SILENCE
 from windlass.engines.cluster import Cluster
 from windlass.errors import UsageError, WindlassError
 from windlass.trace.collector import check_path
@@ -119,6 +120,8 @@ def _train(asked: Demo, console: Console, epochs: list[report.Epoch]) -> None:
     is_sequential = isinstance(asked.consistency, Sequential)
     if is_first and not console.is_terminal:
         say(console, f"{COMPILING.capitalize()}: half a minute or so.")
+    if is_first and console.is_terminal:
+        os.environ[SILENCE] = "1"  # the bars say it
     with console.status(starting(asked, is_first_use=is_first)):
         cluster = Cluster(
             servers=asked.servers,

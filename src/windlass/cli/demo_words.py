@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PLATEAU_STEPS = 300
 """For so long, or so, weights as small as LeNet's first ones let hardly any signal through."""
 
-COMPILING = "compiling kernels, once per install"
+COMPILING = "compiling kernels, for the first time"
 SERVERS = WORKERS = 2
 
 

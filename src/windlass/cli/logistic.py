@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from windlass.apps import logistic
 from windlass.apps.logistic import Census, Fitted, Plan, Source, load, warm_up
 from windlass.apps.logistic import progress as telling
 from windlass.cli.demo_words import COMPILING, count, is_first_use, say
+from windlass.engines._compiling import SILENCE
 from windlass.engines.cluster import Cluster
 from windlass.errors import UsageError, WindlassError
 from windlass.worker.store import Store
@@ -61,6 +63,8 @@ def fit(job: Job) -> None:
     title = f"Algorithm {plan.algorithm} on {job.source.path}: l1 {plan.l1:g}, {who}, {_policy(plan)}."
     board = Board(console, plan, title, COMPILING if is_first else "reading")
     began = time.monotonic()
+    if is_first and console.is_terminal:
+        os.environ[SILENCE] = "1"  # the bars say it
     with console.status(f"Starting {who}" + (f": {COMPILING}" if is_first else "")):
         cluster = Cluster(servers=job.servers, workers=job.workers)
     with cluster, board, _watched(cluster, plan, board):

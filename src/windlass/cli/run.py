@@ -48,6 +48,7 @@ def run(job: Job) -> int:
 
 
 def _run(job: Job, output: Output) -> int:
+    job.save.check_place()
     engine = ProcessEngine(
         servers=job.servers,
         workers=job.workers,

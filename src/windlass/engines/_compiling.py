@@ -1,14 +1,17 @@
-"""Telling whoever waits that kernels are being compiled, which a new install does once."""
+"""Telling whoever waits that kernels are being compiled, which a new install does for each kind of key."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 NOTICE_SECONDS = 2.0
+SILENCE = "WINDLASS_SILENT_COMPILING"
+"""Set in the environment by whoever shows it already: a line of the log would fall into a progress bar."""
 
 log = logging.getLogger("windlass")
 
@@ -22,7 +25,10 @@ def noticed(seconds: float = NOTICE_SECONDS) -> Iterator[None]:
     import numba  # noqa: F401
     from numba.core import event
 
-    text = "compiling kernels, once per install: this may take half a minute"
+    if SILENCE in os.environ:
+        yield
+        return
+    text = "compiling kernels, once for each kind of key on a new install: this may take half a minute"
     timer = threading.Timer(seconds, log.warning, (text,))
     timer.daemon = True
 

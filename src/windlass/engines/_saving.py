@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
 from windlass.checkpoint import Reader, verify
-from windlass.errors import DamagedCheckpoint, LostRange, UsageError, WindlassError
+from windlass.checkpoint.folder import Folder
+from windlass.errors import ClusterError, DamagedCheckpoint, LostRange, UsageError, WindlassError
 from windlass.types import Role
 from windlass.worker.checkpoint import load
 from windlass.worker.driver import DriverStore
@@ -46,6 +47,14 @@ class SavePlan:
             raise UsageError(f"keep expects a whole number of at least 1, or None to remove nothing, got {self.keep!r}")
         if self.on_server_loss not in ("fail", "restore"):
             raise UsageError(f"on_server_loss expects 'fail' or 'restore', got {self.on_server_loss!r}")
+
+    def check_place(self) -> None:
+        """Raise UsageError where nothing can be saved: better now than after hours of training."""
+        if self.path:
+            try:
+                Folder.at(self.path).make()
+            except ClusterError as error:
+                raise UsageError(f"checkpoint expects a place to save to: {error}") from None
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> SavePlan:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import difflib
+import inspect
 import logging
+import sys
 import weakref
 from collections.abc import Callable
 from itertools import count
@@ -68,6 +71,7 @@ class Cluster:
         chaos = options.pop("chaos", False)
         if not isinstance(chaos, bool) or (chaos and engine == "threads"):
             raise UsageError(f"chaos expects True or False, and engine='processes', got {chaos!r} and {engine!r}")
+        self._save_plan.check_place()
         restores = self._save_plan.on_server_loss == "restore"
         given = {"replicas": replicas, "chaos": OWN_LEDGER if chaos else "", "restores": restores}
         chosen = _options(consistency, options | given)
@@ -210,10 +214,17 @@ def connect(
         return earlier
     config: NodeConfig = from_environment(manager=manager, token=token, rank=rank, namespace=namespace)
     store = open_store(config)
-    atexit.register(store.close)  # a script that just ends says goodbye like one that closes
+    atexit.register(_leave, store)
     if is_default:
         _here.append(weakref.ref(store))
     return store
+
+
+def _leave(store: Store) -> None:
+    """A script that just ends says goodbye like one that closes. One that failed says nothing, and stays a member until
+    its process has ended: else rounds would go on without it for as long as that takes."""
+    if getattr(sys, "last_value", None) is None or hasattr(sys, "ps1"):
+        store.close()
 
 
 _here: list[weakref.ref[Store]] = []
@@ -225,13 +236,16 @@ def _joined() -> Store | None:
     return store if store is not None and store.is_usable else None
 
 
+_INNER = frozenset({"options", "restores"})  # of Options and Cluster: not for users
+
+
 def _options(consistency: Consistency | None, options: dict[str, Any]) -> Options:
     unknown = sorted(set(options) - set(Options.__struct_fields__))
     if unknown:
-        raise UsageError(
-            f"Cluster() got unknown options {', '.join(unknown)}; "
-            f"known: {', '.join((*Options.__struct_fields__, *SavePlan.OPTIONS))}"
-        )
+        known = sorted({*inspect.signature(Cluster).parameters, *Options.__struct_fields__, *SavePlan.OPTIONS} - _INNER)
+        near = [f"did you mean {found[0]}? " for one in unknown if (found := difflib.get_close_matches(one, known, 1))]
+        given, hint = ", ".join(unknown), "".join(near)
+        raise UsageError(f"Cluster() got unknown options {given}; {hint}known: {', '.join(known)}")
     if consistency is not None:
         check_consistency(consistency)
     options["trace"] = check_path(options.get("trace"))

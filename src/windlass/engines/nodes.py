@@ -40,6 +40,10 @@ from windlass.worker.store import Store
 MEET_SECONDS = 10.0
 """How long a run waits for every worker to have heard of every other. Raise it if workers join slowly."""
 
+DEAD_SEAT_SECONDS = 0.2
+"""Where the loss of a worker ends the run, how long rounds wait for one that died: until then whoever started it has
+ended the others. It is short, because a worker may have been started by nobody who does."""
+
 
 def warm() -> None:
     """Load the kernels that nearly every job uses, once, before any fork; others are loaded when first needed."""
@@ -64,6 +68,7 @@ def run_manager(channel: Channel, config: bytes) -> None:
             lease_seconds=node.options.lease_seconds,
             worker_lease_seconds=node.options.worker_lease_seconds,
             keeps_seats=node.options.on_worker_loss == "wait",
+            dead_seat_seconds=DEAD_SEAT_SECONDS if node.options.on_worker_loss == "fail" else 0.0,
             dead_pids=node.dead_pids,
         )
         state = Hosted(ManagerState(manager, journal.image), journal.image.epochs)

@@ -22,6 +22,9 @@ class ManagerConfig:
     worker_lease_seconds: float = math.inf
     keeps_seats: bool = False
     """Whether a worker that is gone stays a member until another takes its seat: rounds wait for that one."""
+    dead_seat_seconds: float = 0.0
+    """How long a worker whose process died stays a member, else: so long no round ends without it, and whoever started
+    it may end the run."""
     shards_per_server: int = SHARDS_PER_SERVER
     dead_pids: tuple[int, ...] = ()
     """Processes that were nodes, and of which whoever starts this manager knows that they have ended."""

@@ -55,6 +55,7 @@ class ManagerState:
         self._draining: dict[Incarnation, list[tuple[Incarnation, int]]] = {}  # servers that leave, and who asked
         self._heard: dict[Incarnation, float] = {}  # when each node was last heard of
         self._empty_seats: set[Incarnation] = set()  # workers that are gone, and whose seats are kept
+        self._dead_seats: dict[Incarnation, float] = {}  # those of them that are kept for a moment only, until when
         self._now = 0.0
         self._ticked_at = math.inf  # never yet
         self._next_key = 1
@@ -81,7 +82,7 @@ class ManagerState:
             case LinkDown(peer=peer, reason=reason, is_death=is_death):
                 if self._recovery is not None:
                     return self._miss(self._recovery, peer, is_certain=is_death)
-                if self._is_kept_seat(peer) and not event.is_goodbye:
+                if self._is_kept_seat(peer, is_dead=True) and not event.is_goodbye:
                     return self._keep_seat(peer, reason)
                 return self._on_gone(peer, reason, is_certain=is_death)
             case Tick():
@@ -285,6 +286,11 @@ class ManagerState:
         makes room for a key, which may mean to compile, nor one that nobody can replace: it is waited for."""
         effects: list[Effect] = []
         self._forgive_own_pause()
+        for peer in [peer for peer, until in self._dead_seats.items() if self._now >= until]:
+            del self._dead_seats[peer]
+            if peer in self._empty_seats:
+                self._empty_seats.discard(peer)
+                effects += self._on_gone(peer, "its process died", is_certain=True)
         if self._doubted and self._now - self._back_at > 2 * self.config.lease_seconds:
             effects += self._clear_doubts()
         busy = {server for key in self._by_id.values() for server in key.unplaced}
@@ -305,13 +311,17 @@ class ManagerState:
             self._heard = {peer: min(self._now, heard + pause) for peer, heard in self._heard.items()}
         self._ticked_at = self._now
 
-    def _is_kept_seat(self, peer: Incarnation) -> bool:
-        return self.config.keeps_seats and peer in self.nodes and self.nodes[peer].role is WORKER
+    def _is_kept_seat(self, peer: Incarnation, *, is_dead: bool = False) -> bool:
+        is_kept = self.config.keeps_seats or (is_dead and self.config.dead_seat_seconds > 0)
+        return is_kept and peer in self.nodes and self.nodes[peer].role is WORKER
 
     def _keep_seat(self, peer: Incarnation, reason: str) -> list[Effect]:
-        """A worker is gone, and stays a member until another takes its seat: rounds wait."""
+        """A worker is gone, and stays a member until another takes its seat, or for a moment: rounds wait."""
         self._heard.pop(peer, None)
         self._empty_seats.add(peer)
+        if not self.config.keeps_seats:
+            self._dead_seats[peer] = self._now + self.config.dead_seat_seconds
+            return []
         return [Log("warning", f"{self._name(peer)} is gone: {reason}; its seat is kept until another takes it")]
 
     def _on_gone(self, peer: Incarnation, reason: str, *, is_certain: bool) -> list[Effect]:
