@@ -203,6 +203,8 @@ def unit_bytes(unit: Unit) -> int:
 
 def count_staged(pieces: list[StagedPiece]) -> int:
     """How many elements are there to be applied."""
+    if len(pieces) == 1:  # the usual case
+        return pieces[0][2] - pieces[0][1]
     return sum([hi - lo for _, lo, hi, _ in pieces])
 
 

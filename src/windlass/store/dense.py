@@ -92,6 +92,8 @@ class DenseSlot:
         self._ice: _Ice | None = None  # what somebody keeps of the arrays that we use now
         for name in updater.state_names():
             self._add_state(name)
+        is_plain = not self._value.is_half and dtype != "bool"
+        self._keeps_one = is_plain and reducer.op in (Op.SUM, Op.MIN, Op.MAX)  # one contribution is what it reduces to
         self._kernel: Any = None
         if isinstance(updater, Fused) and reducer.op is not Op.CUSTOM:
             self._kernel = getattr(kernels, updater.kernel)
@@ -155,6 +157,8 @@ class DenseSlot:
         the same outcome, bit for bit."""
         if divisor < 1:
             raise UsageError(f"divisor must be at least 1, got {divisor}")
+        if len(contributions) == 1 and self._keeps_one:
+            return self._copy_one(contributions[0], room)
         self._stage(contributions)
         self._job[self._kernels.DIVISOR] = divisor
         itemsize, reduced = self._value.type.itemsize, []
@@ -163,6 +167,15 @@ class DenseSlot:
             self._aggregate(_Part(lo, hi, covering, 0), contributions, data.view(self._value.type))
             reduced.append(Reduced(lo, hi, data))
         return reduced
+
+    def _copy_one(self, given: Contribution, room: Callable[[int], Bytes]) -> list[Reduced]:
+        """Nobody else contributed: there is nothing to compute."""
+        elements = self._value.elements(given.lo, given.hi, given.data)
+        if not elements.size:
+            return []
+        data = room(elements.nbytes)
+        data[:] = elements.view(_BYTES)
+        return [Reduced(given.lo, given.hi, data)]
 
     def update(
         self, reduced: Sequence[Reduced], *, hyper: Mapping[str, float] | None, is_pinned: bool
@@ -209,16 +222,16 @@ class DenseSlot:
 
     def _stage(self, contributions: Sequence[Contribution]) -> bool:
         """Put every contribution's address into the job. Whether each covers the whole slot, and there is one."""
-        job, put, size = self._job, self._kernels.put, self.size
+        job, put, size, is_half = self._job, self._kernels.put, self.size, self._value.is_half
         count = len(contributions)
         if count > len(job) - self._kernels.INPUTS:
             self._job = job = self._kernels.new_job(2 * count, size=size, op=self.reducer.op, dtype=self.dtype)
         whole_bytes, is_whole = self.value_bytes, count > 0 and size > 0
-        if self._value.is_half:
+        if is_half:
             self._read_as(job, contributions)
         for index, each in enumerate(contributions):
             data = each.data
-            if job[self._kernels.ITEMSIZE] != self._value.storage.itemsize:
+            if is_half and job[self._kernels.ITEMSIZE] != self._value.storage.itemsize:
                 _check_wide(each)
                 is_whole = is_whole and each.lo == 0 and each.hi == size
             elif each.lo or each.hi != size or data.nbytes != whole_bytes or data.dtype is not _BYTES:
@@ -250,7 +263,7 @@ class DenseSlot:
             assert isinstance(updater, Fused)
             numbers = self._numbers = np.array(updater.coefficients(step), target.array.dtype)
             self._numbered = updater
-        states = [self.state.get(name, numbers) for name in updater.state]
+        states = [self.state.get(name, numbers) for name in updater.state] if updater.state else ()
         self._kernel(self._value.array, target.array, target.published, job, numbers, *states)
 
     def _tune(self, hyper: Mapping[str, float]) -> Updater:
@@ -298,8 +311,11 @@ class DenseSlot:
 
     def _part_job(self, whole: Array, part: _Part) -> Array:
         """The staged job, for this part only."""
-        kernels = self._kernels
-        job = np.concatenate([whole[: kernels.INPUTS], whole[kernels.INPUTS :][part.covering]])
+        kernels, covering = self._kernels, part.covering
+        if covering == [0]:  # the usual case
+            job = whole[: kernels.INPUTS + 1].copy()
+        else:
+            job = np.concatenate([whole[: kernels.INPUTS], whole[kernels.INPUTS :][covering]])
         job[kernels.LO], job[kernels.HI], job[kernels.COUNT] = part.lo, part.hi, len(part.covering)
         return job
 

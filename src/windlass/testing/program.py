@@ -300,12 +300,17 @@ class Program:
         inner = op.finish
 
         def finish(error: WindlassError | None) -> None:
+            op.finish = _finished  # which knows of nobody: a ring of references would live until a garbage collection
             inner(error)
             done.append(True)
 
         op.finish = finish
         self.submit(op)
         return lambda: bool(done)
+
+
+def _finished(error: WindlassError | None) -> None:
+    raise AssertionError("an operation has ended twice")
 
 
 class Reader(Program):

@@ -73,9 +73,9 @@ class World:
 
     # With more than 30 attributes in a dictionary, each instance has keys of its own, and is three times as slow.
     __slots__ = (
-        "_aimed_at", "_fault_at", "_has_tables", "_heads", "_is_sparse", "_manager_at", "_manager_by",
-        "_num_pauses", "_server_kind", "_skews", "aims", "away", "candidates", "deposed", "disturbs_start",
-        "faults", "heaps", "hurry", "is_odd", "large", "leaving", "limits", "manager", "manager_seconds",
+        "_aimed_at", "_fault_at", "_flown", "_has_tables", "_heads", "_is_sparse", "_manager_at", "_manager_by",
+        "_num_pauses", "_server_kind", "_skews", "aims", "away", "candidates", "deposed", "disturbs_start", "faults",
+        "heaps", "hurry", "is_odd", "large", "leaving", "limits", "manager", "manager_seconds",
         "net", "now", "office", "pace", "plan", "reader", "records", "rng", "saver", "seconds", "sent",
         "servers", "stalled", "story", "tells", "walls", "workers",
     )  # fmt: skip
@@ -123,6 +123,7 @@ class World:
         self.stalled = ""  # who waited behind a cut for too long, in words
         self.is_odd = False  # somebody is away, or there is no manager that speaks
         self._fault_at = 1  # the step at which the next thing may go wrong
+        self._flown: dict[type[m.AnyMessage], int] = {}  # how often each kind of message came
         self._server_kind = server
         for _ in range(num_servers):
             self.add_server()
@@ -283,19 +284,17 @@ class World:
             net.shots.delivered += 1
             self._deliver(box, net.take(box))
             return
-        kind, is_aimed_at = "", False
-        if self.limits.aims:
-            kind = type(event.message).__name__
-            is_aimed_at = kind in self._aimed_at
-            if is_aimed_at and shoot(self, box.node, kind, BEFORE):
-                return
-            net.shots.flown[kind] += 1
+        message = type(event.message)
+        is_aimed_at = message.__name__ in self._aimed_at
+        if is_aimed_at and shoot(self, box.node, message.__name__, BEFORE):
+            return
+        self._flown[message] = self._flown.get(message, 0) + 1
         events.popleft()
         if not events:
             net.idle(box)
         self._deliver_message(box, event)
         if is_aimed_at:
-            shoot(self, box.node, kind, AFTER)
+            shoot(self, box.node, message.__name__, AFTER)
 
     # --- who is away --------------------------------------------------------------------------------------------------
 
@@ -564,6 +563,8 @@ class World:
     # --- telling ------------------------------------------------------------------------------------------------------
 
     def history(self) -> History:
+        if self.limits.aims:
+            self.net.shots.flown.update({kind.__name__: count for kind, count in self._flown.items()})
         logs = []
         for worker in self.workers.values():
             answered = [one for one in worker.log.events if not isinstance(one, Pulled) or one.responded]
@@ -579,6 +580,11 @@ class World:
         self.net.shots.kept_back += sum(book.num_kept_back for book in books if book is not None)
         judged = self.plan.keys if self.plan.leased is None else []
         return History({shape.name: shape for shape in judged}, logs, final_values(self), snapshots)
+
+    def close(self) -> None:
+        """Nobody asks anything of it any more. Undoes rings of references, so that its memory is free at once."""
+        for worker in self.workers.values():
+            del worker.program, worker.steps, worker.waits_for
 
     def name(self, node: Incarnation) -> str:
         if node in (MANAGER, READER, SAVER):

@@ -289,6 +289,8 @@ class Request(msgspec.Struct, eq=False):
 
 def fits(pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...], itemsize: int) -> bool:
     """Whether there is a buffer of the right length for each piece."""
+    if len(pieces) == 1:  # the usual case
+        return bool(data) and data[0].nbytes == (pieces[0][2] - pieces[0][1]) * itemsize
     expected = [(hi - lo) * itemsize for _, lo, hi in pieces]
     return expected == [part.nbytes for part in data[: len(pieces)]]
 

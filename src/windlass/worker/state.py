@@ -11,6 +11,7 @@ another head, and when it was told that the head does not know yet that it is on
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import msgspec
 from msgspec import structs
@@ -73,11 +74,12 @@ class WorkerState(FilteredKeys):
 
     def handle(self, event: Event | Submit, now: float) -> list[Effect | Call]:
         self._now = now
-        if isinstance(event, Received):
-            return self._on_message(event, event.message)
-        if isinstance(event, Submit):
-            work = event.work
-            return self._submit(work) if isinstance(work, Op) else self._ask(work)
+        kind = type(event)
+        if kind is Received:
+            return self._on_message(event, event.message)  # type: ignore[arg-type, union-attr]
+        if kind is Submit:
+            work = event.work  # type: ignore[union-attr]
+            return self._submit(work) if type(work) is Op else self._ask(work)  # type: ignore[arg-type]
         match event:
             case LinkUp(peer=peer):
                 return self._on_link_up(peer)
@@ -344,7 +346,7 @@ class WorkerState(FilteredKeys):
             op.unacked.discard(shard)  # the answer to a pull that rides on a push acknowledges the push
         deliver = op.deliver
         if deliver is not None and op.error is None:
-            effects.append(Call(lambda: deliver(pulled, data, event.is_shared)))
+            effects.append(Call(partial(deliver, pulled, data, event.is_shared)))
         if not event.is_shared:
             effects.append(Recycle(event.data))
         elif pulled.pins:
@@ -409,7 +411,7 @@ class WorkerState(FilteredKeys):
         if isinstance(answer, m.Refused):
             error = UsageError(answer.reason) if answer.is_usage else ClusterError(answer.reason)
             return [_answer(request, error)]
-        return [Call(lambda: request.finish(answer, data, None)), Recycle(data)]
+        return [Call(partial(request.finish, answer, data, None)), Recycle(data)]
 
     # --- members and links ------------------------------------------------------------------------------------------
 
@@ -590,8 +592,8 @@ class WorkerState(FilteredKeys):
 
 
 def _answer(request: Request, error: WindlassError) -> Call:
-    return Call(lambda: request.finish(None, (), error))
+    return Call(partial(request.finish, None, (), error))
 
 
 def _finish(op: Op, error: WindlassError | None) -> Call:
-    return Call(lambda: op.finish(error))
+    return Call(partial(op.finish, error))
