@@ -102,7 +102,7 @@ class ServerState:
         return out
 
     def _handle(self, event: Event) -> list[Effect]:
-        if isinstance(event, Received):
+        if type(event) is Received:
             message = event.message
             if event.peer not in self.members.live and self._is_stranger(event.peer, message):
                 return self._on_stranger(event)
@@ -458,8 +458,8 @@ class ServerState:
             if who not in self._linked:  # else it may still be reading; the end of its link will tell
                 self.pins.release_all(who)
         moved = self._on_moves(membership)
-        for shard in self._shards():
-            for who in departed:
+        for who in departed:
+            for shard in self._shards():
                 shard.drop_reader(who)
         effects += moved + (self._beat() if membership.moves else [])
         for shard in self._shards():

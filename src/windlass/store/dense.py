@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from windlass.errors import UsageError
@@ -19,8 +20,7 @@ _BYTES = np.dtype(np.uint8)
 _NOTHING = np.empty(0, np.uint16)
 
 
-@dataclass(slots=True)
-class Contribution:
+class Contribution(msgspec.Struct, eq=False):
     """Elements lo to hi of a slot, counted from its own start, from one worker. `data` is one-dimensional: bytes, or
     elements of the key's storage type. It is only read."""
 
@@ -29,7 +29,7 @@ class Contribution:
     data: Array
 
 
-class Reduced(NamedTuple):
+class Reduced(msgspec.Struct, frozen=True, eq=False):
     """Elements lo to hi of a slot, reduced and divided: what an update is made of. `data` holds numbers of the type
     that is computed in, as bytes."""
 
@@ -55,7 +55,7 @@ class FrozenSlot(NamedTuple):
     meta: dict[str, Any]
 
 
-class _Part(NamedTuple):
+class _Part(msgspec.Struct, frozen=True):
     """A stretch in which the same contributions meet elements of the same step."""
 
     lo: int

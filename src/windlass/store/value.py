@@ -7,8 +7,7 @@ value goes to a new block, and the old one is handed back.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import msgspec
 import numpy as np
 
 from windlass.errors import UsageError
@@ -18,7 +17,7 @@ _BYTES = np.dtype(np.uint8)
 _NOTHING = np.empty(0, np.uint16)
 
 
-class Target(NamedTuple):
+class Target(msgspec.Struct, frozen=True, eq=False):
     """Where the next value goes: the block, what to compute on, and the 16-bit patterns where that is not the block."""
 
     block: Block
@@ -39,7 +38,8 @@ class Value:
         # Bools are computed on as bytes, 0 or 1 whatever byte came.
         self.type = np.dtype(np.float32 if self.is_half else np.uint8 if dtype == "bool" else self.storage)
         self.array: Array = np.zeros(size if self.is_half else 0, self.type)
-        self.block, self.array, self.published = self._faces(self._allocate())
+        first = self._faces(self._allocate())
+        self.block, self.array, self.published = first.block, first.array, first.published
         self.block.array.fill(0)
 
     def here(self) -> Target:
@@ -57,7 +57,7 @@ class Value:
     def swap(self, target: Target) -> Block | None:
         """Publish the target. Returns the block that it replaces, the caller's to free; None if it was in place."""
         old = self.block
-        self.block, self.array, self.published = target
+        self.block, self.array, self.published = target.block, target.array, target.published
         return old if target.block is not old else None
 
     def abandon(self, target: Target) -> None:

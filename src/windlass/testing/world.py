@@ -74,8 +74,8 @@ class World:
     # With more than 30 attributes in a dictionary, each instance has keys of its own, and is three times as slow.
     __slots__ = (
         "_aimed_at", "_fault_at", "_flown", "_has_tables", "_heads", "_is_sparse", "_manager_at", "_manager_by",
-        "_num_pauses", "_server_kind", "_skews", "aims", "away", "candidates", "deposed", "disturbs_start", "faults",
-        "heaps", "hurry", "is_odd", "large", "leaving", "limits", "manager", "manager_seconds",
+        "_num_pauses", "_server_kind", "_skews", "_warmed", "aims", "away", "candidates", "deposed", "disturbs_start",
+        "faults", "heaps", "hurry", "is_odd", "large", "leaving", "limits", "manager", "manager_seconds",
         "net", "now", "office", "pace", "plan", "reader", "records", "rng", "saver", "seconds", "sent",
         "servers", "stalled", "story", "tells", "walls", "workers",
     )  # fmt: skip
@@ -125,6 +125,7 @@ class World:
         self._fault_at = 1  # the step at which the next thing may go wrong
         self._flown: dict[type[m.AnyMessage], int] = {}  # how often each kind of message came
         self._server_kind = server
+        self._warmed: set[tuple[str, str, str]] = set()  # kinds of keys whose kernels are loaded
         for _ in range(num_servers):
             self.add_server()
         for _ in range(num_workers):
@@ -171,7 +172,7 @@ class World:
         join = m.Join(role=Role.SERVER, pid=int(me), addresses=(str(me),), rank=int(me) - 1)
         config = ServerConfig(
             join=join, manager=(), lease_seconds=LEASE_SECONDS, at_once_bytes=self.plan.at_once_bytes,
-            id_list_bytes=self.plan.id_list_bytes,
+            id_list_bytes=self.plan.id_list_bytes, warmed=self._warmed,
         )  # fmt: skip
         self.servers[me] = self._server_kind(me, self.heaps[me], config)
         self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
@@ -431,14 +432,17 @@ class World:
             self._count_sparse(type(event.message))
         server = self.servers.get(node)
         if server is not None:
-            self._perform(node, server.handle(event, self.seconds + self._skews[node]))
+            effects: Iterable[Any] = server.handle(event, self.seconds + self._skews[node])
         elif node == MANAGER:
             self._to_manager(event)
+            return
         else:
             worker = self.workers[node]
-            self._perform(node, worker.state.handle(event, self.seconds + worker.ahead))
-            if worker.waits_for is not None:
-                self._wake(node, worker)
+            effects = worker.state.handle(event, self.seconds + worker.ahead)
+        if effects:
+            self._perform(node, effects)
+        if server is None and worker.waits_for is not None:
+            self._wake(node, worker)
 
     def _count_sparse(self, kind: type[m.AnyMessage]) -> None:
         shots = self.net.shots
