@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
+
 from windlass.testing.history import NEWEST, History, KeyShape, Marks, Pulled, Pushed, WorkerLog
 from windlass.types import Array, Bounded, Sequential
 

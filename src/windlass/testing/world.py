@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from windlass._wire import messages as m
@@ -15,14 +16,15 @@ from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
 from windlass.testing.aims import AFTER, BEFORE, draw_aims, shoot
 from windlass.testing.faults import draw_faults, next_fault
-from windlass.testing.history import History, KeyShape, Pulled, WorkerLog
+from windlass.testing.history import History, Pulled, WorkerLog
 from windlass.testing.leases import LeaseProgram
 from windlass.testing.limits import Limits
 from windlass.testing.network import Box, Network, PoisonedHeap
-from windlass.testing.program import Condition, Plan, Program, Reader
+from windlass.testing.plans import draw_plan
+from windlass.testing.program import Condition, Program, Reader
 from windlass.testing.rest import at_rest, final_values
 from windlass.testing.saving import Saver
-from windlass.testing.shapes import ID_LIST_BYTES, dressed, leasable
+from windlass.testing.shapes import ID_LIST_BYTES
 from windlass.testing.story import event_text
 from windlass.testing.walls import Wall, heal, let_pass, outlast
 from windlass.types import MANAGER, Incarnation, KeyId, Role
@@ -90,7 +92,7 @@ class World:
         self.seconds = 0.0  # what the state machines are told; only Ticks move it
         self.large = rng.random() < limits.large
         self.net = Network(rng, is_shared=rng.random() < 0.5)
-        self.plan = self._draw_plan()
+        self.plan = draw_plan(rng, limits, is_large=self.large)
         if limits.filters:
             self.plan.id_list_bytes = rng.choice(ID_LIST_BYTES)
         if limits.tables:
@@ -140,31 +142,6 @@ class World:
         self.candidates = rng.randint(1, 3)
         self.disturbs_start = rng.random() < 0.3
 
-    def _draw_plan(self) -> Plan:
-        rng, limits = self.rng, self.limits
-        num_seats = rng.randint(*limits.workers) + limits.joins + limits.aims
-        clock = rng.randint(*limits.clock)
-        keys = []
-        for number in range(rng.randint(*limits.keys)):
-            slot_size = 2100 if self.large else num_seats * clock
-            shape = KeyShape(f"k{number}", rng.choice(limits.consistencies), slot_size, rng.randint(1, 4))
-            keys.append(dressed(shape, rng, limits) if limits.tables or limits.filters else shape)
-        if limits.leases and rng.random() < limits.leases:
-            return self._lease_plan(keys, num_seats)
-        order = [number for number in range(len(keys)) for _ in range(clock)]
-        rng.shuffle(order)
-        return Plan(keys, order, clock, num_seats, ranges=rng.choice((0.0, 0.5)), waits=rng.choice((0.2, 0.6, 1.0)))
-
-    def _lease_plan(self, keys: list[KeyShape], num_seats: int) -> Plan:
-        rng = self.rng
-        batch_size = rng.randint(1, 3)
-        leased = m.Workload(
-            name="work", size=rng.randint(1, 20), batch_size=batch_size, epochs=rng.randint(1, 2),
-            step_batches=rng.choice((0, 0, 2, 4)),
-        )  # fmt: skip
-        shapes = [leasable(replace(shape, slot_size=max(1, leased.epoch_batches * leased.epochs))) for shape in keys]
-        return Plan(shapes, [], 0, num_seats, ranges=0.0, waits=rng.choice((0.2, 0.6, 1.0)), leased=leased)
-
     def add_server(self) -> None:
         me = Incarnation(len(self.servers) + 1)
         self.heaps[me] = PoisonedHeap()
@@ -204,7 +181,7 @@ class World:
         node = WorkerNode(WorkerState(me, join, ()), log)
         node.program = kind(
             self.plan, int(me) - FIRST_WORKER, log, random.Random(self.rng.random()),
-            submit=lambda work: self._submit(me, work), use=node.state.use, is_pushing=node.state.is_pushing,
+            submit=partial(self._submit, me), use=node.state.use, is_pushing=node.state.is_pushing,
             holdings=node.state.holdings,
             now=lambda: float(self.now), rank=lambda: node.state.rank,
             is_shared=self.net.is_shared, is_joiner=is_joiner,
@@ -441,7 +418,7 @@ class World:
             effects = worker.state.handle(event, self.seconds + worker.ahead)
         if effects:
             self._perform(node, effects)
-        if server is None and worker.waits_for is not None:
+        if server is None and worker.waits_for is not None and worker.waits_for():
             self._wake(node, worker)
 
     def _count_sparse(self, kind: type[m.AnyMessage]) -> None:
@@ -499,13 +476,14 @@ class World:
             if kind is _Step:
                 self._go_on(worker)
                 for onlooker in (self.reader, self.saver):
-                    if onlooker is not None:
+                    if onlooker is not None and onlooker.waits_for is not None and onlooker.waits_for():
                         self._wake(onlooker.state.me, onlooker)
             else:
                 self._perform(node, worker.state.handle(event, self.seconds + worker.ahead))
                 if isinstance(event, LinkDown):
                     self.net.put(self.net.box(node, "tick"), Tick())
-            self._wake(node, worker)
+            if worker.waits_for is not None and worker.waits_for():
+                self._wake(node, worker)
 
     def _tell_of(self, box: Box, event: Any) -> None:
         self.tell(f"{self.name(box.node)} <- {box.source.replace('from ', '')}: {event_text(event)}")
@@ -524,8 +502,8 @@ class World:
             worker.is_over = True
 
     def _wake(self, node: Incarnation, worker: WorkerNode) -> None:
-        """If what the program waits for has come true, let it go on some time."""
-        if not worker.is_over and worker.waits_for is not None and worker.waits_for():
+        """What the program waits for has come true: let it go on some time."""
+        if not worker.is_over:
             worker.waits_for = None
             self.net.put(self.net.box(node, "program"), _Step())  # type: ignore[arg-type]
 

@@ -287,6 +287,16 @@ class Request(msgspec.Struct, eq=False):
         return self.to
 
 
+def refuse(request: Request, error: WindlassError) -> Call:
+    """Tell whoever asked that there is no other answer."""
+    return Call(partial(request.finish, None, (), error))
+
+
+def finish(op: Op, error: WindlassError | None) -> Call:
+    """Tell whoever started it that it has ended."""
+    return Call(partial(op.finish, error))
+
+
 def fits(pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...], itemsize: int) -> bool:
     """Whether there is a buffer of the right length for each piece."""
     if len(pieces) == 1:  # the usual case

@@ -22,7 +22,7 @@ from windlass.errors import ClusterError, LostRange, PeerError, UsageError, Wind
 from windlass.types import MANAGER, SERVER, WORKER, Bytes, Chain, Generation, Incarnation, KeyId, Node
 from windlass.worker.filtered import FilteredKeys, encoded
 from windlass.worker.ops import Call as Call
-from windlass.worker.ops import KeyInfo, Op, Request, fits, only
+from windlass.worker.ops import KeyInfo, Op, Request, finish, fits, only, refuse
 
 REDIAL_SECONDS = 0.05
 ASK_AGAIN_SECONDS = 0.5
@@ -176,7 +176,7 @@ class WorkerState(FilteredKeys):
             failed = next((task.error for task in op.after if task.is_done and task.error), None) or self._refusal(op)
             if failed is not None:
                 key.queue.popleft()
-                effects.append(_finish(op, failed))
+                effects.append(finish(op, failed))
                 continue
             if any(not task.is_done for task in op.after) or self._is_held(op):
                 break
@@ -213,7 +213,7 @@ class WorkerState(FilteredKeys):
     def _start(self, op: Op) -> list[Effect | Call]:
         key = op.key
         if op.encode is not None and (failed := encoded(op)) is not None:
-            return [_finish(op, failed)]
+            return [finish(op, failed)]
         self._renumber(op)
         effects: list[Effect | Call] = []
         if op.push is not None:
@@ -268,11 +268,13 @@ class WorkerState(FilteredKeys):
 
     def _ask(self, request: Request) -> list[Effect | Call]:
         if self.failure is not None:
-            return [_answer(request, self.failure)]
-        if isinstance(request.to, tuple) and request.peer is None:
-            return [_answer(request, self.lost_range(request.to[0]) or ClusterError("the shard is lost"))]
-        if not isinstance(request.to, tuple) and request.to != MANAGER and request.to not in self.nodes:
-            return [_answer(request, ClusterError(f"{self.name(request.to)} is not in generation {self.generation}"))]
+            return [refuse(request, self.failure)]
+        to = request.to
+        if isinstance(to, tuple):
+            if request.peer is None:
+                return [refuse(request, self.lost_range(to[0]) or ClusterError("the shard is lost"))]
+        elif to != MANAGER and to not in self.nodes:
+            return [refuse(request, ClusterError(f"{self.name(to)} is not in generation {self.generation}"))]
         request.number = self._next
         self._next += 1
         self.requests[request.number] = request
@@ -280,7 +282,8 @@ class WorkerState(FilteredKeys):
         return self._send_request(request)
 
     def _send_request(self, request: Request) -> list[Effect | Call]:
-        return [] if request.peer is None else [Send(request.peer, request.make(request.number), request.data)]
+        peer = request.peer
+        return [] if peer is None else [Send(peer, request.make(request.number), request.data)]
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
@@ -392,7 +395,7 @@ class WorkerState(FilteredKeys):
             del self._pushing[op.key.id][op.number]
         if op.pull is not None:
             op.key.open_pulls -= 1
-        return [_finish(op, error), *self.pump(op.key)] if op.key.queue else [_finish(op, error)]
+        return [finish(op, error), *self.pump(op.key)] if op.key.queue else [finish(op, error)]
 
     def _on_answer(
         self,
@@ -410,7 +413,7 @@ class WorkerState(FilteredKeys):
         del self.requests[answer.request]
         if isinstance(answer, m.Refused):
             error = UsageError(answer.reason) if answer.is_usage else ClusterError(answer.reason)
-            return [_answer(request, error)]
+            return [refuse(request, error)]
         return [Call(partial(request.finish, answer, data, None)), Recycle(data)]
 
     # --- members and links ------------------------------------------------------------------------------------------
@@ -461,7 +464,7 @@ class WorkerState(FilteredKeys):
         for number, request in list(self.requests.items()):
             if request.to == server:
                 del self.requests[number]
-                effects.append(_answer(request, ClusterError(reason)))
+                effects.append(refuse(request, ClusterError(reason)))
         return effects
 
     def _on_moves(self, generation: Generation, moves: tuple[m.Move, ...]) -> list[Effect | Call]:
@@ -489,7 +492,7 @@ class WorkerState(FilteredKeys):
             if isinstance(request.to, tuple) and request.peer is None:
                 del self.requests[number]
                 error = self.lost_range(request.to[0])
-                effects.append(_answer(request, error or ClusterError("the shard is lost")))
+                effects.append(refuse(request, error or ClusterError("the shard is lost")))
         return effects
 
     def _send_to(self, shards: set[tuple[KeyId, int]]) -> list[Effect | Call]:
@@ -517,7 +520,7 @@ class WorkerState(FilteredKeys):
                 effects += self._complete(op, error)
         requests, self.requests = self.requests, {}
         for request in requests.values():
-            effects.append(_answer(request, error))
+            effects.append(refuse(request, error))
         return effects
 
     def _on_link_up(self, peer: Incarnation) -> list[Effect | Call]:
@@ -568,7 +571,7 @@ class WorkerState(FilteredKeys):
             if now - down_since > GIVE_UP_SECONDS:
                 del self.requests[number]
                 text = f"{self.name(request.to)} cannot be reached for {GIVE_UP_SECONDS:.0f} s; is its process alive?"
-                effects.append(_answer(request, ClusterError(text)))
+                effects.append(refuse(request, ClusterError(text)))
         return effects
 
     def _ask_again(self, now: float) -> list[Effect | Call]:
@@ -589,11 +592,3 @@ class WorkerState(FilteredKeys):
             return "the manager"
         node = self.nodes.get(who) or self.departed.get(who)
         return node.name if node else f"incarnation {who}"
-
-
-def _answer(request: Request, error: WindlassError) -> Call:
-    return Call(partial(request.finish, None, (), error))
-
-
-def _finish(op: Op, error: WindlassError | None) -> Call:
-    return Call(partial(op.finish, error))
