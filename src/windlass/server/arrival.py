@@ -170,7 +170,7 @@ class ArrivalShard(Shard):
         return -1
 
     def on_fewer(self) -> list[Effect]:
-        return [effect for slot in self.slots.values() for effect in self.answer_waiting(slot)]
+        return [effect for slot in self.slots.values() if slot.waiting for effect in self.answer_waiting(slot)]
 
     def on_members(self) -> list[Effect]:
         live, seen = self.members.live, self.members.ranks

@@ -291,6 +291,8 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
 
     def residual_of(self, who: Incarnation) -> list[Effect]:
         """What this worker is still to get back."""
+        if not self._residuals:
+            return []
         arrays, meta = self._residuals.pop(self.members.rank(who), ({}, {}))
         parts = list(cut_arrays(arrays))
         return [

@@ -266,7 +266,8 @@ class ServerState:
     def _ask_shard(self, shard: AnyShard, peer: Incarnation, message: Any, data: tuple[Bytes, ...]) -> list[Effect]:
         match message:
             case m.Pull():
-                return [*shard.pull(peer, message, data), Recycle(data)]
+                told = shard.pull(peer, message, data)
+                return [*told, Recycle(data)] if data else told
             case m.Scan():
                 return shard.scan(peer, message)
             case m.Attach():
@@ -394,7 +395,7 @@ class ServerState:
 
     def _beat(self) -> list[Effect]:
         """To those whose word is needed: whoever comes after us, is shown a shard, or closes the rounds of one."""
-        asked = {who for key in self.keys.values() for who in key.needs()} - {self.me}
+        asked = {who for key in self.keys.values() for who in key.needs() if who is not None and who != self.me}
         return self._pulse.beat_all(self._now, self.members.generation, asked)
 
     def _look_around(self) -> list[Effect]:

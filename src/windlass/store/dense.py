@@ -118,12 +118,12 @@ class DenseSlot:
 
     def write(self, lo: int, hi: int, data: Array, *, is_pinned: bool = False) -> Block | None:
         """Set elements lo to hi; optimizer state and steps stay. Returns the old block where `is_pinned`."""
-        self._value.elements(lo, hi, data)
+        elements = self._value.elements(lo, hi, data)
         if lo == hi:
             return None
         self._unshare()
         target = self._value.elsewhere(is_whole=hi - lo == self.size) if is_pinned else self._value.here()
-        self._value.write(lo, hi, data, target)
+        self._value.write(lo, hi, elements, target)
         return self._value.swap(target)
 
     def apply(

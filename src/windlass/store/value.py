@@ -69,7 +69,7 @@ class Value:
         """`data` as elements of the storage type; UsageError if it is not what elements lo to hi of this value are."""
         if not 0 <= lo <= hi <= self.size:
             raise UsageError(f"range [{lo}, {hi}) is not within a slot of {self.size} elements")
-        if data.dtype != self.storage and data.dtype != _BYTES:
+        if data.dtype != _BYTES and data.dtype != self.storage:
             raise UsageError(f"a {self.dtype} slot takes bytes or {self.storage} elements, got {data.dtype}")
         if data.nbytes != (hi - lo) * self.storage.itemsize:
             raise UsageError(
@@ -87,9 +87,8 @@ class Value:
             return wide.view(np.float32)
         return elements.astype(np.float32) if self.is_half else elements
 
-    def write(self, lo: int, hi: int, data: Array, target: Target) -> None:
-        """Put elements lo to hi into the target."""
-        elements = self.elements(lo, hi, data)
+    def write(self, lo: int, hi: int, elements: Array, target: Target) -> None:
+        """Put elements lo to hi, of the storage type, into the target."""
         target.block.array.view(self.storage)[lo:hi] = elements
         if self.is_half:
             target.array[lo:hi] = self.decoded(elements)

@@ -200,10 +200,10 @@ class World:
     def run(self) -> str:
         """Until nothing is under way. Gives what is left waiting then, in words; it should be nothing."""
         net, random, candidates = self.net, self.rng.random, range(self.candidates - 1)
-        busy, away, is_leased = net.busy, self.away, self.plan.leased is not None
+        busy, away, is_leased, now = net.busy, self.away, self.plan.leased is not None, self.now
         try:
             while busy:
-                now = self.now = self.now + 1
+                self.now = now = now + 1
                 if now >= self._fault_at and self._is_disturbed():
                     continue
                 if self.is_odd and self._is_out_of_turn():

@@ -414,7 +414,8 @@ class WorkerState(FilteredKeys):
         if isinstance(answer, m.Refused):
             error = UsageError(answer.reason) if answer.is_usage else ClusterError(answer.reason)
             return [refuse(request, error)]
-        return [Call(partial(request.finish, answer, data, None)), Recycle(data)]
+        answered = Call(partial(request.finish, answer, data, None))
+        return [answered, Recycle(data)] if data else [answered]
 
     # --- members and links ------------------------------------------------------------------------------------------
 
@@ -426,9 +427,9 @@ class WorkerState(FilteredKeys):
         self.checkpoint = membership.checkpoint
         for key in [key for keys in self._keys.values() for key in keys if key.filtering is not None]:
             key.filtering.forget_peers()  # type: ignore[union-attr]
-        previous = self.nodes
-        self.nodes = {node.incarnation: node for node in membership.nodes}
-        gone = {who: node for who, node in previous.items() if who not in self.nodes}
+        previous, nodes = self.nodes, {node.incarnation: node for node in membership.nodes}
+        self.nodes = nodes
+        gone = {who: node for who, node in previous.items() if who not in nodes}
         self.departed |= gone
         if self.role is WORKER and self.me not in self.nodes:
             return self.fail_all(ClusterError(f"this worker is not in generation {generation}: {membership.reason}"))
@@ -438,16 +439,16 @@ class WorkerState(FilteredKeys):
         for node in membership.nodes:
             if node.role is SERVER and node.incarnation not in self._linked:
                 effects.append(Dial(node.incarnation, node.addresses))
-        for server in (who for who, node in gone.items() if node.role is SERVER):
+        for server in [who for who, node in gone.items() if node.role is SERVER]:
             self._redial.pop(server, None)
             effects += self._fail_requests(server, membership.reason)
         effects += self._on_moves(generation, membership.moves)
         mine = self._join.namespace
         left = {who: node.name for who, node in gone.items() if node.role is WORKER and node.namespace == mine}
-        self._left |= set(left.values())
-        is_waiting = any(op.push is not None and op.key.is_sequential for op in self.ops.values())
-        if is_waiting and not left.keys().isdisjoint(membership.dead):
-            effects += self._tell_left()
+        self._left.update(left.values())
+        if not left.keys().isdisjoint(membership.dead):
+            is_waiting = any(op.push is not None and op.key.is_sequential for op in self.ops.values())
+            effects += self._tell_left() if is_waiting else []
         return effects
 
     def _tell_left(self) -> list[Effect | Call]:
@@ -529,7 +530,7 @@ class WorkerState(FilteredKeys):
         self._redial.pop(peer, None)
         self._down_since.pop(peer, None)
         # Everything that the old link brought has been dealt with by now: the link was dialled after its end.
-        held = tuple(pin for key in self._holding.values() for pin in key.unreleased.get(peer, ()))
+        held = tuple([pin for key in self._holding.values() for pin in key.unreleased.get(peer, ())])
         effects: list[Effect | Call] = [Send(peer, self._join if peer == MANAGER else m.Hold(pins=held))]
         if peer == MANAGER:
             effects += [Send(MANAGER, holding) for holding in self.holdings.values()]
