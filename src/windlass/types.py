@@ -247,7 +247,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return self.addresses[0] if self.addresses else ""
 
 
-class Block(msgspec.Struct, eq=False):
+class Block(msgspec.Struct, eq=False, gc=False):
     """Bytes with a known home. `segment` is -1 for private memory; else the block starts at `offset` in that
     shared segment of the process that owns it, and links to processes of this machine carry it by reference."""
 

@@ -78,8 +78,9 @@ class ServerState:
     def handle(self, event: Event, now: float) -> list[Effect]:
         self._now = self._clock.now = now
         effects = self._handle(event)
+        me, linked = self.me, self._linked
         for effect in effects:
-            if type(effect) is Send and (effect.peer == self.me or (effect.pins and effect.peer not in self._linked)):
+            if type(effect) is Send and (effect.peer == me or (effect.pins and effect.peer not in linked)):
                 effects = self._deliver_own(effects)
                 break
         return go_around(effects, self._pulse.detours) if self._pulse.detours else effects

@@ -109,7 +109,7 @@ class WorkerLog:
     may_be_torn: bool = False
 
     def pushes(self, key: str) -> list[Pushed]:
-        return [event for event in self.events if isinstance(event, Pushed) and event.key == key]
+        return [event for event in self.events if type(event) is Pushed and event.key == key]
 
 
 @dataclass(slots=True)

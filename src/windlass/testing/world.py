@@ -549,7 +549,7 @@ class World:
             self.net.shots.flown.update({kind.__name__: count for kind, count in self._flown.items()})
         logs = []
         for worker in self.workers.values():
-            answered = [one for one in worker.log.events if not isinstance(one, Pulled) or one.responded]
+            answered = [one for one in worker.log.events if type(one) is not Pulled or one.responded]
             is_torn = worker.log.departed is not None and bool(self.net.shots.crashes or self.net.shots.deposed)
             logs.append(replace(worker.log, events=answered, may_be_torn=is_torn))
         snapshots: list[Pulled] = []
