@@ -26,6 +26,9 @@ Condition = Callable[[], object]
 """Comes true when what it gives does."""
 
 
+NOTHING = np.empty(0)
+
+
 class Gone(Exception):
     """The cluster told this worker that its calls have no future."""
 
@@ -236,7 +239,7 @@ class Program:
         pulling = calls.pull(where, riding=riding)
         name, is_table = calls.shape.name, calls.shape.table is not None
         lo, hi = (0, 0) if is_table else where
-        pulled = Pulled(name, clock, lo, hi, np.empty(0), self.now(), 0.0, where if is_table else None)
+        pulled = Pulled(name, clock, lo, hi, NOTHING, self.now(), 0.0, where if is_table else None)
         at = len(self.log.events)
         self.log.events.append(pulled)
 
@@ -247,7 +250,7 @@ class Program:
                 also()
 
         def lost() -> None:
-            self.log.events[at] = Pulled(name, clock, lo, lo, np.empty(0), pulled.invoked, self.now())
+            self.log.events[at] = Pulled(name, clock, lo, lo, NOTHING, pulled.invoked, self.now())
 
         pulling.op.reads_newest = clock == NEWEST
         return self._start(pulling.op, here, lost)
