@@ -1,8 +1,8 @@
 """What happens to a node (events) and what it decides to do (effects).
 
 A state machine's only door is `handle(event, now) -> list[Effect]`. A service, or the simulator, feeds it events and
-carries out its effects in order. Nothing here touches a socket, a thread or a clock. Nor does anything lead from what
-they hold back to them, so the garbage collector need not look at them (`gc=False`).
+carries out its effects in order. Nothing here touches a socket, a thread or a clock. From what most of them hold
+nothing leads back to them, so the garbage collector need not look at them (`gc=False`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Tick(msgspec.Struct, gc=False):
     """Time has passed."""
 
 
-class Later(msgspec.Struct, gc=False):
+class Later(msgspec.Struct):
     """As an effect: hand `work` back to the state machine soon, after other events had their turn. As an event: do
     it now. This is how one `handle` stays within one chunk of data."""
 

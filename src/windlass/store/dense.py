@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,7 +15,7 @@ from windlass.store.reduce import Op, Reducer, check_reducer
 from windlass.store.spans import Spans, segments
 from windlass.store.update import Assign, Fused, Merge, Updater
 from windlass.store.value import Target, Value
-from windlass.types import Array, Block, Bytes, Heap, Memory
+from windlass.types import STORAGE, Array, Block, Bytes, Heap, Memory
 
 _BYTES = np.dtype(np.uint8)
 _NOTHING = np.empty(0, np.uint16)
@@ -77,18 +78,17 @@ class DenseSlot:
         self._value = Value(size, dtype, memory)
         check_reducer(reducer, dtype)
         updater.check(dtype, reducer)
-        from windlass.store import kernels  # here, because importing numba takes most of a second
-
+        kernels = _load_kernels()
         self.size, self.dtype, self.reducer, self.updater = size, dtype, reducer, updater
         self.state: dict[str, Array] = {}
         self.spans = Spans(size)
         self._kernels = kernels
-        self._state_type = self._value.type if self._value.type.kind == "f" else np.dtype(np.float64)
+        self._state_type = self._value.type if self._value.type.kind == "f" else STORAGE["float64"]
         self._job = kernels.new_job(8, size=size, op=reducer.op, dtype=dtype)
         self._reduced_job: Array | None = None  # made when first needed: most slots are not replicated
         self._tuned: tuple[Mapping[str, float], Updater] = ({}, updater)
         self._numbered: Updater | None = None  # whose coefficients `_numbers` are
-        self._numbers = np.empty(0)
+        self._numbers: Array = _NOTHING
         self._ice: _Ice | None = None  # what somebody keeps of the arrays that we use now
         for name in updater.state_names():
             self._add_state(name)
@@ -423,6 +423,14 @@ class DenseSlot:
             self._value.array[:] = arrays["master"].view(np.float32)
         self.state, self.spans = state, spans
         return old
+
+
+@cache
+def _load_kernels() -> Any:
+    """When the first slot is made, because importing numba takes most of a second."""
+    from windlass.store import kernels
+
+    return kernels
 
 
 def _check_wide(given: Contribution) -> None:

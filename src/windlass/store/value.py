@@ -36,8 +36,8 @@ class Value:
         self.size, self.dtype, self.storage, self._memory = size, dtype, STORAGE[dtype], memory
         self.is_half = dtype in ("float16", "bfloat16")
         # Bools are computed on as bytes, 0 or 1 whatever byte came.
-        self.type = np.dtype(np.float32 if self.is_half else np.uint8 if dtype == "bool" else self.storage)
-        self.array: Array = np.zeros(size if self.is_half else 0, self.type)
+        self.type = STORAGE["float32" if self.is_half else "uint8" if dtype == "bool" else dtype]
+        self.array: Array = np.zeros(size, self.type) if self.is_half else _NOTHING
         first = self._faces(self._allocate())
         self.block, self.array, self.published = first.block, first.array, first.published
         self.block.array.fill(0)
