@@ -87,3 +87,11 @@ class Tallied(Message, frozen=True):
     num_shards: int
     floor: int
     above: tuple[int, ...]
+
+
+class Loaded(Message, frozen=True):
+    """Whoever has loaded a checkpoint to the scheduler: what is counted of this namespace's work the servers know, and
+    what you knew before is no longer so. Answered with Done."""
+
+    request: int
+    namespace: str = ""

@@ -17,6 +17,7 @@ import msgspec
 
 from windlass._wire.leases import Granted as Granted
 from windlass._wire.leases import Holding as Holding
+from windlass._wire.leases import Loaded as Loaded
 from windlass._wire.leases import Take as Take
 from windlass._wire.leases import Tallied as Tallied
 from windlass._wire.leases import Tally as Tally
@@ -572,4 +573,5 @@ AnyMessage = (
     | Scan
     | Scanned
     | Saved
+    | Loaded
 )

@@ -165,6 +165,8 @@ def _problem(manifest: Manifest) -> str:
             return f"has {len(key.slots)} slots of '{key.spec.name}', which is declared with {key.spec.num_slots}"
         for number, slot in enumerate(key.entries):
             where = f"slot {number} of '{key.spec.name}'"
+            if not _are_leases(slot.meta.get("leases", {})):
+                return f"has leases of {where} that are none"
             if slot.file not in files:
                 return f"has {where} in '{slot.file:.80}', which is not among its files"
             for array in slot.arrays:
@@ -173,3 +175,12 @@ def _problem(manifest: Manifest) -> str:
                 if array.begin + array.nbytes > files[slot.file]:
                     return f"has '{array.name}' of {where} beyond the end of '{slot.file}'"
     return ""
+
+
+def _are_leases(told: object) -> bool:
+    """Whether it tells, of each workload, below which number all batches are counted, and which above it."""
+    try:
+        counted = msgspec.convert(told, dict[str, tuple[int, list[int]]])
+    except msgspec.ValidationError:
+        return False
+    return all(floor >= 0 and min(above, default=0) >= 0 for floor, above in counted.values())

@@ -1,6 +1,6 @@
 """When a push counts and when a pull may be answered: decisions that return their reason."""
 
-from windlass.consistency.batches import Counted, CountedBatches
+from windlass.consistency.batches import Counted, CountedBatches, common
 from windlass.consistency.clocks import Admission, Clocks
 from windlass.consistency.rounds import Contribution, Keeper, Rounds
 from windlass.consistency.verdict import YES, Verdict, may_pull
@@ -15,5 +15,6 @@ __all__ = [
     "Keeper",
     "Rounds",
     "Verdict",
+    "common",
     "may_pull",
 ]

@@ -6,7 +6,7 @@ a few above it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class Counted:
@@ -34,6 +34,15 @@ class Counted:
             self.floor += 1
 
 
+def common(every: Sequence[Counted]) -> Counted:
+    """What is in all of them."""
+    if not every:
+        return Counted()
+    floor = min(counted.floor for counted in every)
+    highest = max(max(counted.above, default=counted.floor) for counted in every)
+    return Counted(floor, (one for one in range(floor, highest + 1) if all(one in counted for counted in every)))
+
+
 class CountedBatches:
     """What is counted of every workload. *Taken* are batches of pushes that are decided but in no entry yet: for who
     asks whether a batch is free they count, for a learner they do not."""
@@ -41,6 +50,7 @@ class CountedBatches:
     def __init__(self) -> None:
         self.workloads: dict[str, Counted] = {}
         self._taken: dict[str, set[int]] = {}
+        self._restored: dict[int, dict[str, Counted]] = {}
 
     def is_free(self, workload: str, numbers: Iterable[int]) -> bool:
         """Whether none of these leases has been counted, or is about to be."""
@@ -67,6 +77,19 @@ class CountedBatches:
     def dump(self) -> dict[str, list[object]]:
         return {workload: [counted.floor, sorted(counted.above)] for workload, counted in self.workloads.items()}
 
-    def load(self, dumped: dict[str, list[object]]) -> None:
+    def load(self, dumped: Mapping[str, list[object]]) -> None:
         self._taken.clear()
-        self.workloads = {workload: Counted(floor, above) for workload, (floor, above) in dumped.items()}  # type: ignore[arg-type]
+        self.workloads = _loaded(dumped)
+
+    def restore(self, slot: int, dumped: Mapping[str, list[object]]) -> None:
+        """A slot is what it was when so much had been counted on it. What a shard counts is what all its slots do: they
+        may come from shards that were cut otherwise."""
+        self._taken.clear()
+        self._restored[slot] = _loaded(dumped)
+        every = list(self._restored.values())
+        shared = [name for name in every[0] if all(name in one for one in every)]
+        self.workloads = {name: common([one[name] for one in every]) for name in shared}
+
+
+def _loaded(dumped: Mapping[str, list[object]]) -> dict[str, Counted]:
+    return {workload: Counted(floor, above) for workload, (floor, above) in dumped.items()}  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 from windlass.checkpoint import Reader, verify
 from windlass.errors import DamagedCheckpoint, LostRange, UsageError, WindlassError
 from windlass.types import Role
+from windlass.worker.checkpoint import load
 from windlass.worker.driver import DriverStore
 
 log = logging.getLogger("windlass")
@@ -135,4 +136,4 @@ def restore(engine: Engine, num_servers: int, path: str) -> None:
     engine.replace_workers()
     for name in driver._every_name():
         driver.delete(name)
-    driver.load(path)
+    load(driver._client, path, is_same_run=True)

@@ -109,7 +109,7 @@ class Cluster:
         for num_restores in count():
             try:
                 with Autosave(self._save_plan, self._engine.driver):
-                    return self._engine.run(function, args, kwargs)
+                    return self._engine.run(function, args, kwargs, is_again=num_restores > 0)
             except LostRange as lost:
                 path = restorable(self._save_plan, self._engine, num_restores)
                 if not path:

@@ -199,13 +199,16 @@ class ProcessEngine:
 
     # --- running a function -------------------------------------------------------------------------------------------
 
-    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, is_again: bool = False
+    ) -> list[Any]:
+        """`is_again`: it is the last run once more, and work that was begun in it goes on."""
         if self._failed is not None:
             raise ClusterError(self._failed)
         if self._broken is not None:
             self.replace_workers()
         self._fill_seats()
-        self._runs += 1
+        self._runs += not is_again
         workers = [self.children[f"worker-{rank}"] for rank in range(self._counts[1])]
         call = cloudpickle.dumps((function, args, kwargs), protocol=5)
         order = Order(self._runs, tuple(self._members.values()), call)

@@ -152,10 +152,13 @@ class ThreadEngine:
             self._driver = store
         return self._driver
 
-    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, is_again: bool = False
+    ) -> list[Any]:
+        """`is_again`: it is the last run once more, and work that was begun in it goes on."""
         if self._is_broken:
             self.replace_workers()
-        self._runs += 1
+        self._runs += not is_again
         outcomes: dict[int, Outcome] = {}
         first: list[int] = []
         doubts = [Doubts(store._client) for store in self._workers]

@@ -14,7 +14,7 @@ from windlass._wire.effects import Effect, Event, Received, Send, Tick
 from windlass.scheduler.state import SchedulerState
 from windlass.types import MANAGER
 
-LEASED = frozenset((m.Take, m.Holding, m.Tallied))
+LEASED = frozenset((m.Take, m.Holding, m.Tallied, m.Loaded))
 
 
 class Machine(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from windlass._wire import messages as m
-from windlass.consistency import Counted
+from windlass.consistency import Counted, common
 from windlass.types import Incarnation, KeyId
 
 NOT_HEAD = -1
@@ -56,12 +56,9 @@ class Inquiry:
     @property
     def counted(self) -> Counted:
         """What is on all of them."""
-        every = [counted for shards in self._shards.values() for counted in shards.values() if counted is not None]
-        if not every:
-            return Counted()
-        floor = min(counted.floor for counted in every)
-        highest = max((max(counted.above, default=counted.floor) for counted in every), default=floor)
-        return Counted(floor, (one for one in range(floor, highest + 1) if all(one in counted for counted in every)))
+        return common([
+            counted for shards in self._shards.values() for counted in shards.values() if counted is not None
+        ])
 
     @property
     def seen(self) -> set[KeyId]:

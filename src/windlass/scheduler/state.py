@@ -33,6 +33,7 @@ class SchedulerState:
         self.workers: dict[Incarnation, Node] = {}
         self.servers: set[Incarnation] = set()
         self._works: dict[tuple[str, str], Work] = {}
+        self._loaded: set[str] = set()  # namespaces whose epochs the servers know better than we do
         self._early: list[Received] = []  # before the first generation
         self._next_ask = 1
         self._now = 0.0
@@ -46,6 +47,8 @@ class SchedulerState:
                 return self._on_holding(event, peer, holding)
             case Received(peer=peer, message=m.Tallied() as tallied):
                 return self._on_tallied(peer, tallied)
+            case Received(peer=peer, message=m.Loaded() as loaded):
+                return self._on_loaded(peer, loaded)
             case Received(message=m.Membership() as membership):
                 return self._on_membership(membership)
             case Tick():
@@ -182,8 +185,24 @@ class SchedulerState:
             return self._settle(work, work.book, batches, counted)
         return []
 
+    def _on_loaded(self, peer: Incarnation, loaded: m.Loaded) -> list[Effect]:
+        """Work goes on from what the checkpoint counts, or from its beginning. Nobody is at it while one is loaded; if
+        somebody is all the same, it goes on as it was."""
+        self._loaded.add(loaded.namespace)
+        effects: list[Effect] = [Send(peer, m.Done(request=loaded.request))]
+        for which in [which for which, work in self._works.items() if which[0] == loaded.namespace and work.is_idle]:
+            del self._works[which]
+        for namespace, name in [which for which in self._epochs if which[0] == loaded.namespace]:
+            if (namespace, name) not in self._works:
+                del self._epochs[namespace, name]
+                effects.append(Persist(EpochDone(namespace=namespace, workload=name, epochs=0)))
+        return effects
+
     def _open(self, work: Work, counted: Counted) -> list[Effect]:
-        book = work.book = Book(work.workload, counted, self._epochs.get((work.namespace, work.workload.name), 0))
+        epoch = self._epochs.get((work.namespace, work.workload.name), 0)
+        if work.namespace in self._loaded and work.workload.epoch_batches:
+            epoch = max(epoch, counted.floor // work.workload.epoch_batches)
+        book = work.book = Book(work.workload, counted, epoch)
         effects: list[Effect] = []
         for peer, held in work.holding.items():
             if peer in self.workers:

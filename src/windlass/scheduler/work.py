@@ -70,6 +70,11 @@ class Work:
         self.entering.discard(peer)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nobody has anything of it, or asks for more."""
+        return not (self.asking or self.early or self.holding or (self.book is not None and self.book.held))
+
+    @property
     def is_open_house(self) -> bool:
         """Whether anybody may come at any time: nobody waits for anybody."""
         return self.waits is m.Waits.NOBODY

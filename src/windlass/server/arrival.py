@@ -71,21 +71,25 @@ class ArrivalShard(Shard):
         is_whole = self._count(entry)
         end = End(which, (peer,) if is_whole else (), (peer,) if is_whole and not push.pull else (), entry)
         if self.is_table and self.log.downstream is None:
-            runs = self._runs(staged)
-            return self.queue([*(ApplyRows(run, divisor, push.hyper, which, entry.now) for run in runs), end])
+            runs = [
+                ApplyRows(run, divisor, push.hyper, which, entry.now, is_slow) for run, is_slow in self._runs(staged)
+            ]
+            return self.queue([*runs, end])
         applies = [Apply(piece[0], [piece], divisor, push.hyper, which, entry.now) for piece in staged]
         return self.queue([*applies, end])
 
-    def _runs(self, staged: list[StagedPiece]) -> list[list[StagedPiece]]:
-        """Pieces of different slots, as many together as may be done at once."""
-        runs: list[list[StagedPiece]] = []
+    def _runs(self, staged: list[StagedPiece]) -> list[tuple[list[StagedPiece], bool]]:
+        """Pieces of different slots, as many together as may be done at once. One whose slot grows is alone, and may
+        be slow."""
+        runs: list[tuple[list[StagedPiece], bool]] = []
         size, slots = self._at_once_bytes, set[int]()
         for piece in staged:
-            if size >= self._at_once_bytes or piece[0] in slots:
-                runs.append([])
+            is_slow = self.slots[piece[0]].content.is_growing
+            if is_slow or size >= self._at_once_bytes or piece[0] in slots:
+                runs.append(([], is_slow))
                 size, slots = 0, set()
-            runs[-1].append(piece)
-            size += piece[3].nbytes
+            runs[-1][0].append(piece)
+            size += self._at_once_bytes if is_slow else piece[3].nbytes
             slots.add(piece[0])
         return runs
 

@@ -57,6 +57,10 @@ class Content(Protocol):
         """Set elements lo to hi; of a table, some rows by their ids."""
 
     @property
+    def is_growing(self) -> bool:
+        """Whether an update may take much longer than its bytes say."""
+
+    @property
     def may_refuse(self) -> bool:
         """Whether there is something in order that it cannot take."""
 
@@ -117,6 +121,10 @@ class DenseContent:
 
     def write(self, lo: int, hi: int, data: Bytes, *, now: float) -> None:
         self._pins.retire(self.dense.write(lo, hi, data, is_pinned=self._is_pinned))
+
+    @property
+    def is_growing(self) -> bool:
+        return False
 
     @property
     def may_refuse(self) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
+from windlass.consistency import CountedBatches
 from windlass.server.answers import Answers
 from windlass.server.content import Content, Frozen
 from windlass.server.deposits import Deposits
@@ -38,11 +39,12 @@ class Which(NamedTuple):
 
 @dataclass(slots=True)
 class FrozenShard:
-    """`count` is how many updates the key had taken."""
+    """`count` is how many updates the key had taken, `leases` which batches of leased work were among them."""
 
     count: int
     num_slots: int  # of the key
     slots: dict[int, Frozen]
+    leases: dict[str, list[object]]
 
 
 class Freezer:
@@ -73,13 +75,15 @@ class Freezer:
         """Somebody wants this frozen."""
         self._asked.add(which)
 
-    def freeze(self, which: Which, count: int, num_slots: int, slots: dict[int, HeldSlot]) -> FrozenShard | None:
+    def freeze(
+        self, which: Which, count: int, num_slots: int, slots: dict[int, HeldSlot], leases: dict[str, list[object]]
+    ) -> FrozenShard | None:
         """The moment has come; None if nobody wants it any more."""
         if which not in self._asked:
             return self._frozen.get(which)
         self._asked.discard(which)
         kept = {number: self.keep(slot.content) for number, slot in slots.items()}
-        self._frozen[which] = FrozenShard(count, num_slots, kept)
+        self._frozen[which] = FrozenShard(count, num_slots, kept, leases)
         return self._frozen[which]
 
     def keep(self, content: Content) -> Frozen:
@@ -98,7 +102,8 @@ class Freezer:
         name, array = parts[wanted.part]
         names, dtypes = tuple(one for one, _ in parts), tuple(str(one.dtype) for _, one in parts)
         block, pins = self._readable(which.saver, array, kept.block(name))
-        dumped = m.Dumped(request=wanted.request, names=names, dtypes=dtypes, meta=kept.meta, pins=pins)
+        meta = kept.meta | {"leases": shard.leases} if shard.leases else kept.meta
+        dumped = m.Dumped(request=wanted.request, names=names, dtypes=dtypes, meta=meta, pins=pins)
         if wanted.part == len(parts) - 1:
             shard.slots.pop(wanted.slot).thaw()
         return Send(which.saver, dumped, (block,), pins)
@@ -156,6 +161,7 @@ class Freezes(Answers):
     __slots__ = THE_SHARDS
 
     base: int
+    batches: CountedBatches
     freezer: Freezer
 
     def freeze(self, peer: Incarnation, wanted: m.Freeze) -> list[Effect]:
@@ -196,7 +202,8 @@ class Freezes(Answers):
 
     def carry_out(self, unit: Freezing) -> list[Effect]:
         count = self.version + self.base
-        frozen = self.freezer.freeze(Which(*unit.which), count, self.spec.num_slots, self.slots)
+        leases = self.batches.dump()
+        frozen = self.freezer.freeze(Which(*unit.which), count, self.spec.num_slots, self.slots, leases)
         if frozen is None or not unit.request:
             return []
         return [self._frost(unit.which[0], unit.request, m.Frost.FROZEN, frozen.count)]

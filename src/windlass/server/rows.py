@@ -20,6 +20,9 @@ from windlass.store.table import Asked, Batch, Contribution, TableSlot, pull_row
 from windlass.types import Array, Block, Bytes
 
 ID_BYTES = 8
+GROWING_IDS = 128
+"""A slot that lacked so many ids in its last update is growing: the next may need memory that the system has to clear,
+2 MB at a time."""
 MAX_SCANNED_BYTES = 16 << 20
 
 
@@ -74,6 +77,10 @@ class TableContent:
         found = self.table.ids_between(lo if after is None else max(lo, after + 1), hi)
         ids = np.ascontiguousarray(found[:limit])
         return ids, self.table.pull(ids), int(ids[-1]) if found.size > limit else None
+
+    @property
+    def is_growing(self) -> bool:
+        return self.table.num_lacked >= GROWING_IDS
 
     @property
     def may_refuse(self) -> bool:

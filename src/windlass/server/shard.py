@@ -264,8 +264,9 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         return self.queue([unit])
 
     def _restore(self, unit: Restored) -> list[Effect]:
-        slot = self.slots[unit.slot]
-        slot.content.restore(unit.arrays, unit.meta)
+        slot, meta = self.slots[unit.slot], dict(unit.meta)
+        self.batches.restore(unit.slot, meta.pop("leases", {}))
+        slot.content.restore(unit.arrays, meta)
         self.time.hear(slot.content.latest)  # what ages goes on from there
         slot.missing = 0
         if unit.count >= 0:

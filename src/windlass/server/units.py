@@ -68,13 +68,14 @@ class Apply(msgspec.Struct, gc=False):
 
 
 class ApplyRows(msgspec.Struct, gc=False):
-    """Unit of work: what one push brings to several slots of a table; together it is little."""
+    """Unit of work: what one push brings to several slots of a table; together it is little, unless it `is_slow`."""
 
     pieces: list[StagedPiece]
     divisor: int
     hyper: dict[str, float] | None
     push: tuple[Incarnation, int]
     now: float
+    is_slow: bool = False
 
     def apart(self) -> list[Apply]:
         """The same, slot by slot."""
@@ -197,7 +198,7 @@ FREE = frozenset((End, Start, Rest, Mark, Freezing))
 
 def unit_bytes(unit: Unit) -> int:
     """About how many bytes it touches; what is not known counts as many."""
-    if not isinstance(unit, Apply | ApplyRows):
+    if not isinstance(unit, Apply | ApplyRows) or (isinstance(unit, ApplyRows) and unit.is_slow):
         return 1 << 62
     return sum([piece[3].nbytes for piece in unit.pieces])
 

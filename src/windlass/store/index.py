@@ -9,7 +9,7 @@ import numpy as np
 
 from windlass.types import Array, Block, Memory
 
-_GROWN_LOAD = 0.5  # after growth, which is due at 0.75
+_GROWN_LOAD, _FULL_LOAD = 0.5, 0.75  # after growth, and when it is due
 _FEWEST_HOMES = 32
 _ONE_PART = 1 << 15
 """Up to so many entries are one part; more are cut into 2**_PART_BITS."""
@@ -146,7 +146,10 @@ class Index:
         bounds = [0, *np.searchsorted(hashes, starts).tolist(), hashes.size]
         self._let_go(count)
         for part, (lo, hi) in enumerate(pairwise(bounds)):
-            homes, block = self._empty(hi - lo + extra // count)
+            # Hashes are even, so parts of one load would all be full in the same few pushes, and so would those of
+            # every other slot. They begin as if each had grown at another time, and stay apart: all grow by one factor.
+            load = _GROWN_LOAD * (_FULL_LOAD / _GROWN_LOAD) ** (0.9 * part / count)
+            homes, block = self._empty(hi - lo + extra // count, load)
             while not self._kernels.fill(_entries(block), homes, self._bits, hashes[lo:hi], words[lo:hi]):
                 self._memory.free(block)
                 homes, block = self._empty(homes)
@@ -185,10 +188,10 @@ class Index:
         self._parts = np.zeros((count, 4), np.int64)
         self.place = (self._parts.ctypes.data, self._bits)  # where they are looked up, and by how many bits
 
-    def _empty(self, size: int) -> tuple[int, Block]:
+    def _empty(self, size: int, load: float = _GROWN_LOAD) -> tuple[int, Block]:
         """Homes and places for so many. Who lives at the end overflows into some more places, of which the last stays
         empty."""
-        homes = max(_FEWEST_HOMES, int(size / _GROWN_LOAD))
+        homes = max(_FEWEST_HOMES, int(size / load))
         block = self._memory.allocate(16 * (homes + homes // 64 + 32))
         block.array[:] = 0
         return homes, block

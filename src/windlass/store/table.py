@@ -80,6 +80,7 @@ class TableSlot:
         self._tuned: tuple[Mapping[str, float], Updater] = ({}, updater)
         self._counts_pushes = options.limits.is_any or options.admit_after > 1
         self.num_rows = 0
+        self.num_lacked = 0  # ids of the last update that were not there yet
 
     def __repr__(self) -> str:
         shape = f"{self.num_rows} rows of {self.options.dim} x {self.options.dtype}"
@@ -434,6 +435,7 @@ def update_rows(asked: Sequence[Asked], *, hyper: Mapping[str, float] | None, no
     records, missing = _located(asked, 4 * first.options.dim)
     begin = 0
     for (slot, ids, count, data), lacks in zip(asked, missing, strict=True):
+        slot.num_lacked = lacks
         if lacks:
             records[begin : begin + count] = slot._admitted(ids, count, data, now)
         begin += count

@@ -8,6 +8,7 @@ there is.
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from windlass.worker.store import Store
 
 Indices = npt.NDArray[np.int64]
+OF_RUN = re.compile(r"run-\d+/batches-\d+$")
+"""What work is called that has no name of its own: it is of one run."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -58,6 +61,15 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"<Batch {self.number} of '{self.workload}' | epoch {self.epoch}, {len(self)} samples>"
+
+
+def workload_name(name: object, run: int, number: int) -> str:
+    """What the work is called that somebody begins, as the `number`th of a run, and names so, or does not (None)."""
+    if name is None:
+        return f"run-{run}/batches-{number}"
+    if not isinstance(name, str) or not name or OF_RUN.match(name):
+        raise UsageError(f"name expects a name for the work, and none like 'run-1/batches-0', got {name!r:.60}")
+    return name
 
 
 def lease_of(completes: Batch | Sequence[Batch] | None) -> Lease | None:

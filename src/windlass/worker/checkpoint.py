@@ -27,6 +27,7 @@ from windlass.checkpoint import AfterRound, Moment, Reader, SavedSlot, WhenAsked
 from windlass.errors import ClusterError, TimeoutError, UsageError
 from windlass.store.parts import cut_arrays
 from windlass.types import MANAGER, Block, Bytes, Generation, KeyId, Role
+from windlass.worker.batches import OF_RUN
 from windlass.worker.client import Answer, Client
 from windlass.worker.ops import KeyInfo, Request
 from windlass.worker.snapshot import POLL_SECONDS, Announcer, Answers, Ask, Melted, Result, Snapshot, Steps
@@ -300,8 +301,9 @@ def _write_slot(client: Client, key: KeyInfo, number: int, slot: SavedSlot, take
         )
 
 
-def load(client: Client, path: str | PathLike[str]) -> None:
-    """Declare what is not declared, and give every slot back what it was made of. Blocks; nobody may push meanwhile."""
+def load(client: Client, path: str | PathLike[str], *, is_same_run: bool = False) -> None:
+    """Declare what is not declared, and give every slot back what it was made of. Blocks; nobody may push meanwhile.
+    Leased work that has a name goes on from there; what has none, only where the run that began it does."""
     reader = Reader(path)
     for saved in reader.manifest.keys:
         make = partial(m.Declare, spec=structs.replace(saved.spec, namespace=client.state.namespace))
@@ -311,11 +313,19 @@ def load(client: Client, path: str | PathLike[str]) -> None:
         taken = saved.moment.round if isinstance(saved.moment, AfterRound) else saved.moment.version
         with _using(client, declared) as key:
             for number in _keeper_last(key):
-                _write_slot(client, key, number, reader.slot(saved.spec.name, number), taken)
+                slot = reader.slot(saved.spec.name, number)
+                _write_slot(client, key, number, slot if is_same_run else _without_runs(slot), taken)
             if saved.residuals is not None:
                 number = key.spec.num_slots
                 _write_slot(client, key, number, reader.slot(saved.spec.name, number), taken)
+    loaded = partial(m.Loaded, namespace=client.state.namespace)
+    client.request(MANAGER, lambda n: loaded(request=n), "the scheduler's note of what is counted now")
     _tell(client, reader.path)
+
+
+def _without_runs(slot: SavedSlot) -> SavedSlot:
+    leases = {name: told for name, told in slot.meta.get("leases", {}).items() if not OF_RUN.match(name)}
+    return SavedSlot(slot.arrays, slot.meta | {"leases": leases})
 
 
 def _tell(client: Client, path: str) -> None:

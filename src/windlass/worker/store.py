@@ -33,7 +33,7 @@ from windlass.worker.arguments import (
     tasks_of,
 )
 from windlass.worker.arrays import is_finite, look, wrap
-from windlass.worker.batches import Batch, Batches, Leased, lease_of
+from windlass.worker.batches import Batch, Batches, Leased, lease_of, workload_name
 from windlass.worker.client import Client
 from windlass.worker.declaring import RESERVED
 from windlass.worker.entry import Entry
@@ -390,12 +390,15 @@ class Store(Tables):
         With `global_batch`, a multiple of batch_size, all workers together take so many samples for a step, however
         many workers there are: each gets some batches of it, and pushes at the last one (`batch.is_last`) the sum of
         its gradients, each times `batch.weight`.
+
+        Work with a `name` is the same work wherever it is named: what is done of it is done, in a later run and after
+        `load`, where what the checkpoint counts is done. Without one each call in each run is work of its own.
         """
         if self.is_driver:
             raise UsageError("the driver is no worker and takes no batches; call it in the function given to run()")
         step_batches = check_batches(dataset_size, batch_size, epochs, global_batch)
         workload = m.Workload(
-            name=name or f"run-{self._leased.run}/batches-{len(self._leased.workloads)}",
+            name=workload_name(name, self._leased.run, len(self._leased.workloads)),
             size=dataset_size,
             batch_size=batch_size,
             epochs=epochs,
@@ -554,7 +557,8 @@ class Store(Tables):
         """Give the keys of this store the values and optimizer state they had. Each must be declared as it was.
 
         `path` is a checkpoint, or a directory of them, whose newest is meant. Where bytes are not as they were written
-        it raises DamagedCheckpoint; keys loaded before it came upon them keep what they got.
+        it raises DamagedCheckpoint; keys loaded before it came upon them keep what they got. Leased work that has a
+        name, `batches(..., name=)`, goes on with what was not counted then.
         """
         checkpoint.load(self._client, path)
 
