@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, NamedTuple, NewType, Protocol
 
 import msgspec
@@ -139,9 +140,9 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int | None = None
 
 
-class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
+class KeySpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One declaration of a key. Equal specs are the same declaration. The *elements* of a table are its rows; it has as
-    many as were pushed to, so its shape is (0, dim)."""
+    many as were pushed to, so its shape is (0, dim). What follows from its fields is computed once."""
 
     name: str
     shape: tuple[int, ...]
@@ -178,22 +179,22 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
         """As it is told where keys of several namespaces are named."""
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
-    @property
+    @cached_property
     def size(self) -> int:
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """The bytes of an element; of a table's row."""
         width = 1 if self.table is None else self.table.dim
         return STORAGE[self.dtype].itemsize * width
 
-    @property
+    @cached_property
     def slot_size(self) -> int:
         """Elements in every slot but the last."""
         return max(1, self.chunk_bytes // self.itemsize)
 
-    @property
+    @cached_property
     def num_slots(self) -> int:
         """At least one, so that a zero-size key has a keeper and rounds like any other."""
         if self.table is not None:
@@ -246,7 +247,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return self.addresses[0] if self.addresses else ""
 
 
-class Block(msgspec.Struct, eq=False):
+class Block(msgspec.Struct, eq=False, gc=False):
     """Bytes with a known home. `segment` is -1 for private memory; else the block starts at `offset` in that
     shared segment of the process that owns it, and links to processes of this machine carry it by reference."""
 

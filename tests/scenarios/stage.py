@@ -72,7 +72,7 @@ class Player(Program):
         if completes:
             op.completes = Lease(WORK.name, self.batches)
             self.done = self.batches
-        self._start(op)
+        self.submit(op)
 
     def pull(self, said: Callable[[str], None]) -> None:
         done = self._pull(self.calls, self.entry.key.clock, self.calls.whole())

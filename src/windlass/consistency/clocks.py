@@ -47,7 +47,8 @@ class Clocks:
 
     def lowest(self, live: Iterable[Incarnation]) -> tuple[int, Incarnation | None]:
         """The smallest applied clock among the live that have entered, and whose it is."""
-        entered = [(self.applied[who], who) for who in live if who in self.applied]
+        applied = self.applied
+        entered = [(applied[who], who) for who in live if who in applied]
         return min(entered) if entered else (0, None)
 
     def leave(self, who: Incarnation) -> None:

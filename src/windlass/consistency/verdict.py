@@ -40,6 +40,8 @@ def may_pull(
             own = clocks.applied.get(who, 0)
             if own < clock:
                 return Verdict(False, f"{own} of its own {clock} pushes are in")
+            if clock + ahead <= delay:
+                return YES  # nobody can be so far behind
             lowest, slowest = clocks.lowest(live)
             if slowest is not None and lowest < clock + ahead - delay:
                 return Verdict(False, f"it leads {slowest} by {clock + ahead - lowest}, delay is {delay}")

@@ -39,13 +39,17 @@ class Charted:
     settling: set[int] = field(default_factory=set)
     since: dict[int, Generation] = field(default_factory=dict)  # when the step under way began
     is_placed: bool = False  # whether its servers have said that they hold it
+    sizes: list[int] = field(init=False)  # bytes of each shard
+
+    def __post_init__(self) -> None:
+        self.sizes = shard_bytes(self.spec, len(self.chains))
 
     def move(self, shard: int, *, is_settled: bool = False) -> Move:
         learner = self.learners.get(shard, NOBODY)
         return Move(key=self.id, shard=shard, chain=self.chains[shard], learner=learner, is_settled=is_settled)
 
     def nbytes(self, shard: int) -> int:
-        return shard_bytes(self.spec, shard, len(self.chains))
+        return self.sizes[shard]
 
 
 @dataclass(slots=True)

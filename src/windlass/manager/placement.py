@@ -22,8 +22,9 @@ class Load:
     held: dict[Incarnation, int] = field(default_factory=dict)
 
     def add(self, spec: KeySpec, chains: Sequence[Chain], *, times: int = 1) -> None:
+        sizes = shard_bytes(spec, len(chains))
         for shard, chain in enumerate(chains):
-            self.move(shard_bytes(spec, shard, len(chains)) * times, chain)
+            self.move(sizes[shard] * times, chain)
 
     def move(self, nbytes: int, chain: Chain) -> None:
         for position, server in enumerate(chain):
@@ -42,16 +43,18 @@ def place(
     """
     dealt = dict.fromkeys(servers, 0)
     totals = {server: load.heads.get(server, 0) for server in servers}
-    for shard in range(num_shards):
+    sizes = shard_bytes(spec, num_shards)
+    for nbytes in sizes:
         lightest = min(servers, key=totals.__getitem__)
-        totals[lightest] += shard_bytes(spec, shard, num_shards)
+        totals[lightest] += nbytes
         dealt[lightest] += 1
     heads = [server for server in servers for _ in range(dealt[server])]
     held = {server: load.held.get(server, 0) for server in servers}
     for shard, head in enumerate(heads):
-        held[head] += shard_bytes(spec, shard, num_shards)
-    return tuple((head, *_followers(head, servers, held, shard_bytes(spec, shard, num_shards), replicas))
-                 for shard, head in enumerate(heads))  # fmt: skip
+        held[head] += sizes[shard]
+    return tuple(
+        (head, *_followers(head, servers, held, nbytes, replicas)) for head, nbytes in zip(heads, sizes, strict=True)
+    )
 
 
 def _followers(
@@ -63,10 +66,11 @@ def _followers(
     return others
 
 
-def shard_bytes(spec: KeySpec, shard: int, num_shards: int) -> int:
-    """Bytes of a shard's value. A zero-size one counts one byte: it costs its server messages. How large a table will
-    be nobody knows: each of its slots counts as some thousand rows."""
-    lo, hi = spec.shard_range(shard, num_shards)
+def shard_bytes(spec: KeySpec, num_shards: int) -> list[int]:
+    """Bytes of each shard's value. A zero-size one counts one byte: it costs its server messages. How large a table
+    will be nobody knows: each of its slots counts as some thousand rows."""
+    itemsize = spec.itemsize
+    ranges = [spec.shard_range(shard, num_shards) for shard in range(num_shards)]
     if spec.table is not None:
-        return (hi - lo) * TABLE_SLOT_ROWS * spec.itemsize
-    return max(1, (hi - lo) * spec.itemsize)
+        return [(hi - lo) * TABLE_SLOT_ROWS * itemsize for lo, hi in ranges]
+    return [max(1, (hi - lo) * itemsize) for lo, hi in ranges]

@@ -70,15 +70,16 @@ class ManagerState:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         self._now = now
+        if isinstance(event, Received):
+            peer, message = event.peer, event.message
+            if peer in self._heard:
+                self._heard[peer] = now
+            if self._recovery is not None:
+                return self._hear(self._recovery, event)
+            if type(message) is m.Beat:  # the usual one first
+                return [self._answer_beat(peer, message), *self._look_at_cuts(peer, message)]
+            return self._on_message(peer, message)
         match event:
-            case Received(peer=peer, message=message):
-                if peer in self._heard:
-                    self._heard[peer] = now
-                if self._recovery is not None:
-                    return self._hear(self._recovery, event)
-                if type(message) is m.Beat:  # the usual one first
-                    return [self._answer_beat(peer, message), *self._look_at_cuts(peer, message)]
-                return self._on_message(peer, message)
             case LinkDown(peer=peer, reason=reason, is_death=is_death):
                 if self._recovery is not None:
                     return self._miss(self._recovery, peer, is_certain=is_death)

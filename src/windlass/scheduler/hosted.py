@@ -14,7 +14,7 @@ from windlass._wire.effects import Effect, Event, Received, Send, Tick
 from windlass.scheduler.state import SchedulerState
 from windlass.types import MANAGER
 
-LEASED = (m.Take, m.Holding, m.Tallied, m.Loaded)
+LEASED = frozenset((m.Take, m.Holding, m.Tallied, m.Loaded))
 
 
 class Machine(Protocol):
@@ -33,11 +33,14 @@ class Hosted(Generic[M]):
         self.scheduler = SchedulerState(epochs or {})
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        message = event.message if isinstance(event, Received) else None
-        if isinstance(message, LEASED):
+        message = event.message if type(event) is Received else None
+        kind = type(message)
+        if kind in LEASED:
             return self.scheduler.handle(event, now)
         effects = self.manager.handle(event, now)
-        if isinstance(message, m.Inspect):
+        if kind is m.Beat and len(effects) == 1:
+            return effects  # the usual one: its answer
+        if kind is m.Inspect:
             for effect in effects:
                 if isinstance(effect, Send) and isinstance(effect.message, m.Done):
                     effect.message.detail["workloads"] = self.scheduler.describe()

@@ -63,7 +63,7 @@ class Answers(ABC):
             return []
         self._wait_for(peer, pull.pull, pull.clock, pull.pieces, rides=False, ahead=pull.ahead)
         effects: list[Effect] = []
-        for number in dict.fromkeys(piece[0] for piece in pull.pieces):
+        for number in dict.fromkeys([piece[0] for piece in pull.pieces]):
             effects += self.answer_waiting(self.slots[number])
         return effects
 
@@ -262,9 +262,12 @@ class Answers(ABC):
     def drop_reader(self, peer: Incarnation) -> None:
         """The link to this peer is gone; it asks again when it is back."""
         for slot in self.slots.values():
-            slot.waiting = [waiting for waiting in slot.waiting if waiting.peer != peer]
-        self._attaching = [one for one in self._attaching if one[0] != peer]
-        self.early = [event for event in self.early if event.peer != peer]
+            if slot.waiting:
+                slot.waiting = [waiting for waiting in slot.waiting if waiting.peer != peer]
+        if self._attaching:
+            self._attaching = [one for one in self._attaching if one[0] != peer]
+        if self.early:
+            self.early = [event for event in self.early if event.peer != peer]
         self.log.drop_reader(peer)
 
     def _refusal(self, pull: int, clock: int, pieces: tuple[m.Piece, ...], error: str) -> m.Pulled:

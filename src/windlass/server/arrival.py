@@ -23,6 +23,8 @@ class ArrivalShard(Shard):
         "_ended", "_given", "_seen", "_staged",
     )  # fmt: skip
 
+    answers_by_slot = False  # a pull speaks of whole pushes, so it waits for End
+
     def __init__(self, place: m.Place, number: int, slots: dict[int, Content], routes: Routes, host: Host) -> None:
         super().__init__(place, number, slots, routes, host)
         self._staged: dict[Incarnation, list[StagedPiece]] = {}  # of next pushes that complete work, and are not whole
@@ -163,7 +165,7 @@ class ArrivalShard(Shard):
         return super().end(end)
 
     def applied(self, slot: HeldSlot, unit: Apply) -> None:
-        pass  # a pull speaks of whole pushes, so it waits for End
+        pass
 
     def ended(self, clock: int) -> None:
         self.version += 1
@@ -172,7 +174,7 @@ class ArrivalShard(Shard):
         return -1
 
     def on_fewer(self) -> list[Effect]:
-        return [effect for slot in self.slots.values() for effect in self.answer_waiting(slot)]
+        return [effect for slot in self.slots.values() if slot.waiting for effect in self.answer_waiting(slot)]
 
     def on_members(self) -> list[Effect]:
         live, seen = self.members.live, self.members.ranks

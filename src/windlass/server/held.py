@@ -44,15 +44,16 @@ class HeldKey:
     def of_slot(self, slot: int) -> AnyShard | None:
         return self.shards.get(self.spec.shard_of(slot, len(self.routes.chains)))
 
-    def needs(self) -> Iterator[Incarnation]:
-        """Servers without whose word something here does not go on."""
+    def needs(self) -> set[Incarnation | None]:
+        """Servers without whose word something here does not go on; None for one that is lost."""
+        needed: set[Incarnation | None] = set()
+        keeper = self.routes.keeper
         for shard in self.shards.values():
             log = shard.log
-            after = log.downstream or log.learner
-            if after is not None:
-                yield after
-            if log.is_head and self.routes.keeper is not None:
-                yield self.routes.keeper
+            needed.add(log.downstream or log.learner)
+            if log.is_head:
+                needed.add(keeper)
+        return needed
 
     def describe(self, members: Members) -> dict[str, Any]:
         """What `status` shows of it: plain data."""

@@ -95,5 +95,7 @@ class ServerConfig:
     and again."""
     at_once_bytes: int = 1 << 20
     """How much one event may touch beyond its first slot. Each slot that has to wait for its turn costs a little."""
+    warmed: set[tuple[str, str, str]] = field(default_factory=set)
+    """Kinds of keys whose kernels are loaded. Servers of one process may share it."""
     compiling: Callable[[], AbstractContextManager[None]] = nullcontext
     """Entered while kernels are loaded, which may mean to compile them: who knows how can tell the user."""

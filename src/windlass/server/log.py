@@ -13,7 +13,6 @@ successor has not acknowledged, and sends it again when the link or the chain ha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -458,16 +457,16 @@ class Log:
 
     # --- what may be said -------------------------------------------------------------------------------------------
 
-    def hold_back(self, effects: Sequence[Effect], may_answer: bool) -> list[Effect]:
+    def hold_back(self, effects: list[Effect], may_answer: bool) -> list[Effect]:
         """Keep those that tell of what is not safe yet; `flush` gives them when it is."""
         if self.is_last:
-            return list(effects)
+            return effects
         tip = self.index + (self._open is not None)
         if self.safe >= tip and may_answer and not self._held:
-            return list(effects)
+            return effects
         out: list[Effect] = []
         for effect in effects:
-            if isinstance(effect, Send) and type(effect.message) not in UNHELD:
+            if type(effect) is Send and type(effect.message) not in UNHELD:
                 self._held.append((tip, effect))
             else:
                 out.append(effect)
@@ -487,8 +486,8 @@ class Log:
 
     def drop_reader(self, peer: Incarnation) -> None:
         """The link to this peer is gone: it will ask again."""
-        kept = deque(held for held in self._held if held[1].peer != peer or self._unhold(held[1]))
-        self._held = kept
+        if self._held:
+            self._held = deque(held for held in self._held if held[1].peer != peer or self._unhold(held[1]))
 
     def _unhold(self, send: Send) -> bool:
         for pin in send.pins:

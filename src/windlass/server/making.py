@@ -28,7 +28,7 @@ class Maker:
         self._memory, self._local, self._pins, self._me = memory, config.local, pins, me
         self._compiling = config.compiling
         self._rows = LargePages()
-        self._warmed: set[tuple[str, str, str]] = set()
+        self._warmed = config.warmed
 
     def slots(self, place: m.Place, number: int) -> dict[int, Content]:
         """Those of one shard. Raises what a user's reducer or updater raises when it is made."""

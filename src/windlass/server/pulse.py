@@ -73,7 +73,7 @@ class Pulse:
         beat = self.beat(now, generation)
         term, number = generation
         told = m.Beat(sent=now, term=term, number=number, unreachable=tuple(sorted(self._out)), echo=self._echo)
-        return [Send(MANAGER, told), *(Send(server, beat) for server in sorted(asked))]
+        return [Send(MANAGER, told), *[Send(server, beat) for server in sorted(asked)]]
 
     def confirm(self, peer: Incarnation, answer: m.Beat) -> bool:
         """It has answered what was sent then. Whether it was out of reach before."""

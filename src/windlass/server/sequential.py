@@ -29,6 +29,8 @@ class SequentialShard(Shard):
         "_ahead", "_gone", "_judged", "_objections", "_reported", "_reports", "rounds",
     )  # fmt: skip
 
+    answers_by_slot = True
+
     keeper_kind: type[Keeper] = Keeper
 
     def __init__(self, place: m.Place, number: int, slots: dict[int, Content], routes: Routes, host: Host) -> None:

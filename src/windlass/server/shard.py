@@ -64,6 +64,13 @@ from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation
 
 MAX_REFUSED = 64
 PUSHES = (m.Kind.PUSH, m.Kind.ROUND)
+DOING: dict[type[Unit], str] = {
+    Apply: "_apply", ApplyRows: "_apply_rows", End: "_end", Echo: "_echo", Mark: "_mark", Check: "_check", Put: "_put",
+    First: "_first", Start: "_start", Rest: "_rest", Restored: "_restore", Teach: "_teach", Learn: "_learn",
+    Freezing: "carry_out", m.Read: "_carry_out", m.Commit: "_carry_out",
+}  # fmt: skip
+"""Which method of a shard does a unit: found at once, where asking for one kind after the other took longer than most
+of them take."""
 
 
 class Shard(Crew, Freezes, Lessons, Updates, Writes):
@@ -285,6 +292,8 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
 
     def residual_of(self, who: Incarnation) -> list[Effect]:
         """What this worker is still to get back."""
+        if not self._residuals:
+            return []
         arrays, meta = self._residuals.pop(self.members.rank(who), ({}, {}))
         parts = list(cut_arrays(arrays))
         return [
@@ -439,7 +448,7 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         touched = 0  # bytes, by all but the last
         for unit in units:
             is_free = type(unit) in FREE
-            if not is_free and not self._backlog and last is not None:
+            if last is not None and not is_free and not self._backlog:
                 touched += unit_bytes(last)
             if self._backlog or not (is_free or last is None or touched < self._at_once_bytes):
                 self._backlog += 1
@@ -479,38 +488,19 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         return []
 
     def _do(self, unit: Unit) -> list[Effect]:
-        if isinstance(unit, Apply):  # the usual ones first
-            return self._apply(unit)
-        if isinstance(unit, End):
+        done: list[Effect] = getattr(self, DOING[type(unit)])(unit)
+        return done
+
+    def _end(self, unit: End) -> list[Effect]:
+        if self._ends:
             self._ends.pop(unit.push, None)
-            return self.end(unit)
-        match unit:
-            case ApplyRows():
-                return self._apply_rows(unit)
-            case Echo(index=index, slot=slot, unit=echoed):
-                return self._do(echoed) if index > self.slots[slot].base else []
-            case Mark(whole=whole):
-                return self.log.mark(whole)
-            case Check():
-                return self._check(unit)
-            case Put():
-                return self._put(unit)
-            case First():
-                return self._first(unit)
-            case Start():
-                return self._start(unit)
-            case Rest():
-                return self._rest(unit)
-            case Restored():
-                return self._restore(unit)
-            case Teach():
-                return self._teach(unit)
-            case Learn():
-                return self._learn(unit)
-            case Freezing():
-                return self.carry_out(unit)
-            case _:
-                return self._carry_out(unit)
+        return self.end(unit)
+
+    def _echo(self, unit: Echo) -> list[Effect]:
+        return self._do(unit.unit) if unit.index > self.slots[unit.slot].base else []
+
+    def _mark(self, unit: Mark) -> list[Effect]:
+        return self.log.mark(unit.whole)
 
     def end(self, end: End) -> list[Effect]:
         """Everything of a push or round is applied here: count it, and tell those who asked."""

@@ -78,8 +78,9 @@ class ServerState:
     def handle(self, event: Event, now: float) -> list[Effect]:
         self._now = self._clock.now = now
         effects = self._handle(event)
+        me, linked = self.me, self._linked
         for effect in effects:
-            if type(effect) is Send and (effect.peer == self.me or (effect.pins and effect.peer not in self._linked)):
+            if type(effect) is Send and (effect.peer == me or (effect.pins and effect.peer not in linked)):
                 effects = self._deliver_own(effects)
                 break
         return go_around(effects, self._pulse.detours) if self._pulse.detours else effects
@@ -102,7 +103,7 @@ class ServerState:
         return out
 
     def _handle(self, event: Event) -> list[Effect]:
-        if isinstance(event, Received):
+        if type(event) is Received:
             message = event.message
             if event.peer not in self.members.live and self._is_stranger(event.peer, message):
                 return self._on_stranger(event)
@@ -266,7 +267,8 @@ class ServerState:
     def _ask_shard(self, shard: AnyShard, peer: Incarnation, message: Any, data: tuple[Bytes, ...]) -> list[Effect]:
         match message:
             case m.Pull():
-                return [*shard.pull(peer, message, data), Recycle(data)]
+                told = shard.pull(peer, message, data)
+                return [*told, Recycle(data)] if data else told
             case m.Scan():
                 return shard.scan(peer, message)
             case m.Attach():
@@ -394,7 +396,7 @@ class ServerState:
 
     def _beat(self) -> list[Effect]:
         """To those whose word is needed: whoever comes after us, is shown a shard, or closes the rounds of one."""
-        asked = {who for key in self.keys.values() for who in key.needs()} - {self.me}
+        asked = {who for key in self.keys.values() for who in key.needs() if who is not None and who != self.me}
         return self._pulse.beat_all(self._now, self.members.generation, asked)
 
     def _look_around(self) -> list[Effect]:
@@ -458,8 +460,8 @@ class ServerState:
             if who not in self._linked:  # else it may still be reading; the end of its link will tell
                 self.pins.release_all(who)
         moved = self._on_moves(membership)
-        for shard in self._shards():
-            for who in departed:
+        for who in departed:
+            for shard in self._shards():
                 shard.drop_reader(who)
         effects += moved + (self._beat() if membership.moves else [])
         for shard in self._shards():

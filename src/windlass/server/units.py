@@ -1,4 +1,5 @@
-"""The units of work of a shard, each of which touches at most one slot, and the slot itself."""
+"""The units of work of a shard, each of which touches at most one slot, and the slot itself. Nothing leads from what
+units hold back to them, so the garbage collector need not look at them (`gc=False`)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ ROUND = Incarnation(0)
 """In a unit of work: the push is nobody's own, it is a round."""
 
 
-class Waiting(msgspec.Struct):
+class Waiting(msgspec.Struct, gc=False):
     """A pull of one piece of a slot that cannot be answered yet, or of rows of a table, maybe of other slots, too.
     `rides` tells that it came with the push it follows."""
 
@@ -53,7 +54,7 @@ class HeldSlot(msgspec.Struct):
     base: int = 0  # the last entry that was in it when it came here
 
 
-class Apply(msgspec.Struct):
+class Apply(msgspec.Struct, gc=False):
     """Unit of work: reduce these pieces and update one slot, once. `push` is whose (0: a round) and which. A follower's
     pieces come reduced."""
 
@@ -66,7 +67,7 @@ class Apply(msgspec.Struct):
     is_reduced: bool = False
 
 
-class ApplyRows(msgspec.Struct):
+class ApplyRows(msgspec.Struct, gc=False):
     """Unit of work: what one push brings to several slots of a table; together it is little, unless it `is_slow`."""
 
     pieces: list[StagedPiece]
@@ -81,7 +82,7 @@ class ApplyRows(msgspec.Struct):
         return [Apply(piece[0], [piece], self.divisor, self.hyper, self.push, self.now) for piece in self.pieces]
 
 
-class Check(msgspec.Struct):
+class Check(msgspec.Struct, gc=False):
     """Unit of work: look whether every slot can take what these pieces bring, before any of them does. If one cannot,
     the push is refused, and what follows of it changes nothing."""
 
@@ -90,7 +91,7 @@ class Check(msgspec.Struct):
     is_write: bool = False  # what a driver sets is taken without having been pushed to often enough
 
 
-class End(msgspec.Struct):
+class End(msgspec.Struct, gc=False):
     """Unit of work: the round, or the part of a push of `push[0]`, is applied to every slot here, and its entry is
     made. Only now does it count as applied for its `members` (none, while other parts are still to come): an
     acknowledgement gives the pusher its memory back. `acks` are those who want one."""
@@ -102,7 +103,7 @@ class End(msgspec.Struct):
     is_followed: bool = False  # the entry came from the predecessor
 
 
-class Put(msgspec.Struct):
+class Put(msgspec.Struct, gc=False):
     """Unit of work: set elements lo to hi of a slot, or some rows, as the driver wants them; unless a Check of the same
     `write` has found that they cannot be taken."""
 
@@ -115,7 +116,7 @@ class Put(msgspec.Struct):
     is_followed: bool = False
 
 
-class First(msgspec.Struct):
+class First(msgspec.Struct, gc=False):
     """Unit of work: pieces of the first value. Those of a slot that has one already are passed over."""
 
     pieces: tuple[m.Piece, ...]
@@ -123,7 +124,7 @@ class First(msgspec.Struct):
     request: tuple[Incarnation, int] | None  # who gave them; nobody on a follower
 
 
-class Start(msgspec.Struct):
+class Start(msgspec.Struct, gc=False):
     """Unit of work: count this worker from this clock on."""
 
     who: Incarnation
@@ -131,14 +132,14 @@ class Start(msgspec.Struct):
     request: int | None
 
 
-class Rest(msgspec.Struct):
+class Rest(msgspec.Struct, gc=False):
     """Unit of work: do not wait for this worker until it starts again."""
 
     who: Incarnation
     request: int | None
 
 
-class Restored(msgspec.Struct):
+class Restored(msgspec.Struct, gc=False):
     """Unit of work: a slot becomes what was saved of it."""
 
     slot: int
@@ -148,7 +149,7 @@ class Restored(msgspec.Struct):
     count: int = -1  # how many updates the key had taken
 
 
-class Echo(msgspec.Struct):
+class Echo(msgspec.Struct, gc=False):
     """Unit of work: what entry `index` from the predecessor does to one slot, unless the slot came with it."""
 
     index: int
@@ -156,7 +157,7 @@ class Echo(msgspec.Struct):
     unit: Apply | Put | First | Restored
 
 
-class Teach(msgspec.Struct):
+class Teach(msgspec.Struct, gc=False):
     """Unit of work: begin to show the shard to this learner, or show it one slot."""
 
     lesson: int
@@ -165,20 +166,20 @@ class Teach(msgspec.Struct):
     is_end: bool = False
 
 
-class Learn(msgspec.Struct):
+class Learn(msgspec.Struct, gc=False):
     """Unit of work: a slot becomes what the last of the chain showed."""
 
     shown: m.ShowSlot
     arrays: dict[str, Array]
 
 
-class Mark(msgspec.Struct):
+class Mark(msgspec.Struct, gc=False):
     """Unit of work: an entry that came from the predecessor is applied."""
 
     whole: Whole
 
 
-class Freezing(msgspec.Struct):
+class Freezing(msgspec.Struct, gc=False):
     """Unit of work: keep the shard as it is now, for a saver; it is told under `request`, unless that is 0."""
 
     which: tuple[Incarnation, int, KeyId, int]
@@ -204,6 +205,8 @@ def unit_bytes(unit: Unit) -> int:
 
 def count_staged(pieces: list[StagedPiece]) -> int:
     """How many elements are there to be applied."""
+    if len(pieces) == 1:  # the usual case
+        return pieces[0][2] - pieces[0][1]
     return sum([hi - lo for _, lo, hi, _ in pieces])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from windlass._wire.effects import Effect, Log, Recycle
 from windlass.consistency.rounds import StagedPiece
@@ -17,6 +18,9 @@ class Updates(Refuses):
     """The part of a shard that changes values; what it holds is the shard's."""
 
     __slots__ = THE_SHARDS
+
+    answers_by_slot: ClassVar[bool]
+    """Whether a pull may be answered as soon as its slot has taken a unit, before the others have."""
 
     def _apply(self, unit: Apply) -> list[Effect]:
         slot = self.slots[unit.slot]
@@ -39,9 +43,9 @@ class Updates(Refuses):
             except Exception as error:
                 effects.append(self._failed(unit.push, error))
             if not unit.is_reduced:
-                effects.append(Recycle(tuple(data for _, _, _, data in unit.pieces)))
+                effects.append(Recycle(tuple([data for _, _, _, data in unit.pieces])))
         self.applied(slot, unit)
-        if slot.waiting:
+        if slot.waiting and (self.answers_by_slot or self._errors):
             effects += self._refuse_riders(slot, unit.push) if self._errors else self.answer_waiting(slot)
         return effects
 
@@ -54,7 +58,7 @@ class Updates(Refuses):
             return blocks[-1].array
 
         reduced = slot.content.reduce(unit.pieces, divisor=unit.divisor, room=room)
-        named = tuple((number, lo, hi) for number, lo, hi, _ in reduced)
+        named = tuple([(number, lo, hi) for number, lo, hi, _ in reduced])
         return reduced, self.log.part(named, tuple(blocks))
 
     def _apply_rows(self, unit: ApplyRows) -> list[Effect]:

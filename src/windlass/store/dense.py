@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from windlass.errors import UsageError
@@ -13,14 +15,13 @@ from windlass.store.reduce import Op, Reducer, check_reducer
 from windlass.store.spans import Spans, segments
 from windlass.store.update import Assign, Fused, Merge, Updater
 from windlass.store.value import Target, Value
-from windlass.types import Array, Block, Bytes, Heap, Memory
+from windlass.types import STORAGE, Array, Block, Bytes, Heap, Memory
 
 _BYTES = np.dtype(np.uint8)
 _NOTHING = np.empty(0, np.uint16)
 
 
-@dataclass(slots=True)
-class Contribution:
+class Contribution(msgspec.Struct, eq=False):
     """Elements lo to hi of a slot, counted from its own start, from one worker. `data` is one-dimensional: bytes, or
     elements of the key's storage type. It is only read."""
 
@@ -29,7 +30,7 @@ class Contribution:
     data: Array
 
 
-class Reduced(NamedTuple):
+class Reduced(msgspec.Struct, frozen=True, eq=False):
     """Elements lo to hi of a slot, reduced and divided: what an update is made of. `data` holds numbers of the type
     that is computed in, as bytes."""
 
@@ -55,7 +56,7 @@ class FrozenSlot(NamedTuple):
     meta: dict[str, Any]
 
 
-class _Part(NamedTuple):
+class _Part(msgspec.Struct, frozen=True):
     """A stretch in which the same contributions meet elements of the same step."""
 
     lo: int
@@ -77,21 +78,22 @@ class DenseSlot:
         self._value = Value(size, dtype, memory)
         check_reducer(reducer, dtype)
         updater.check(dtype, reducer)
-        from windlass.store import kernels  # here, because importing numba takes most of a second
-
+        kernels = _load_kernels()
         self.size, self.dtype, self.reducer, self.updater = size, dtype, reducer, updater
         self.state: dict[str, Array] = {}
         self.spans = Spans(size)
         self._kernels = kernels
-        self._state_type = self._value.type if self._value.type.kind == "f" else np.dtype(np.float64)
+        self._state_type = self._value.type if self._value.type.kind == "f" else STORAGE["float64"]
         self._job = kernels.new_job(8, size=size, op=reducer.op, dtype=dtype)
         self._reduced_job: Array | None = None  # made when first needed: most slots are not replicated
         self._tuned: tuple[Mapping[str, float], Updater] = ({}, updater)
         self._numbered: Updater | None = None  # whose coefficients `_numbers` are
-        self._numbers = np.empty(0)
+        self._numbers: Array = _NOTHING
         self._ice: _Ice | None = None  # what somebody keeps of the arrays that we use now
         for name in updater.state_names():
             self._add_state(name)
+        is_plain = not self._value.is_half and dtype != "bool"
+        self._keeps_one = is_plain and reducer.op in (Op.SUM, Op.MIN, Op.MAX)  # one contribution is what it reduces to
         self._kernel: Any = None
         if isinstance(updater, Fused) and reducer.op is not Op.CUSTOM:
             self._kernel = getattr(kernels, updater.kernel)
@@ -116,12 +118,12 @@ class DenseSlot:
 
     def write(self, lo: int, hi: int, data: Array, *, is_pinned: bool = False) -> Block | None:
         """Set elements lo to hi; optimizer state and steps stay. Returns the old block where `is_pinned`."""
-        self._value.elements(lo, hi, data)
+        elements = self._value.elements(lo, hi, data)
         if lo == hi:
             return None
         self._unshare()
         target = self._value.elsewhere(is_whole=hi - lo == self.size) if is_pinned else self._value.here()
-        self._value.write(lo, hi, data, target)
+        self._value.write(lo, hi, elements, target)
         return self._value.swap(target)
 
     def apply(
@@ -155,6 +157,8 @@ class DenseSlot:
         the same outcome, bit for bit."""
         if divisor < 1:
             raise UsageError(f"divisor must be at least 1, got {divisor}")
+        if len(contributions) == 1 and self._keeps_one:
+            return self._copy_one(contributions[0], room)
         self._stage(contributions)
         self._job[self._kernels.DIVISOR] = divisor
         itemsize, reduced = self._value.type.itemsize, []
@@ -163,6 +167,15 @@ class DenseSlot:
             self._aggregate(_Part(lo, hi, covering, 0), contributions, data.view(self._value.type))
             reduced.append(Reduced(lo, hi, data))
         return reduced
+
+    def _copy_one(self, given: Contribution, room: Callable[[int], Bytes]) -> list[Reduced]:
+        """Nobody else contributed: there is nothing to compute."""
+        elements = self._value.elements(given.lo, given.hi, given.data)
+        if not elements.size:
+            return []
+        data = room(elements.nbytes)
+        data[:] = elements.view(_BYTES)
+        return [Reduced(given.lo, given.hi, data)]
 
     def update(
         self, reduced: Sequence[Reduced], *, hyper: Mapping[str, float] | None, is_pinned: bool
@@ -209,16 +222,16 @@ class DenseSlot:
 
     def _stage(self, contributions: Sequence[Contribution]) -> bool:
         """Put every contribution's address into the job. Whether each covers the whole slot, and there is one."""
-        job, put, size = self._job, self._kernels.put, self.size
+        job, put, size, is_half = self._job, self._kernels.put, self.size, self._value.is_half
         count = len(contributions)
         if count > len(job) - self._kernels.INPUTS:
             self._job = job = self._kernels.new_job(2 * count, size=size, op=self.reducer.op, dtype=self.dtype)
         whole_bytes, is_whole = self.value_bytes, count > 0 and size > 0
-        if self._value.is_half:
+        if is_half:
             self._read_as(job, contributions)
         for index, each in enumerate(contributions):
             data = each.data
-            if job[self._kernels.ITEMSIZE] != self._value.storage.itemsize:
+            if is_half and job[self._kernels.ITEMSIZE] != self._value.storage.itemsize:
                 _check_wide(each)
                 is_whole = is_whole and each.lo == 0 and each.hi == size
             elif each.lo or each.hi != size or data.nbytes != whole_bytes or data.dtype is not _BYTES:
@@ -250,7 +263,7 @@ class DenseSlot:
             assert isinstance(updater, Fused)
             numbers = self._numbers = np.array(updater.coefficients(step), target.array.dtype)
             self._numbered = updater
-        states = [self.state.get(name, numbers) for name in updater.state]
+        states = [self.state.get(name, numbers) for name in updater.state] if updater.state else ()
         self._kernel(self._value.array, target.array, target.published, job, numbers, *states)
 
     def _tune(self, hyper: Mapping[str, float]) -> Updater:
@@ -298,8 +311,11 @@ class DenseSlot:
 
     def _part_job(self, whole: Array, part: _Part) -> Array:
         """The staged job, for this part only."""
-        kernels = self._kernels
-        job = np.concatenate([whole[: kernels.INPUTS], whole[kernels.INPUTS :][part.covering]])
+        kernels, covering = self._kernels, part.covering
+        if covering == [0]:  # the usual case
+            job = whole[: kernels.INPUTS + 1].copy()
+        else:
+            job = np.concatenate([whole[: kernels.INPUTS], whole[kernels.INPUTS :][covering]])
         job[kernels.LO], job[kernels.HI], job[kernels.COUNT] = part.lo, part.hi, len(part.covering)
         return job
 
@@ -407,6 +423,14 @@ class DenseSlot:
             self._value.array[:] = arrays["master"].view(np.float32)
         self.state, self.spans = state, spans
         return old
+
+
+@cache
+def _load_kernels() -> Any:
+    """When the first slot is made, because importing numba takes most of a second."""
+    from windlass.store import kernels
+
+    return kernels
 
 
 def _check_wide(given: Contribution) -> None:

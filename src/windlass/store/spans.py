@@ -91,6 +91,9 @@ class Spans:
 def segments(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int, list[int]]]:
     """Cut [lo, hi) ranges at each other's ends: for each stretch that anybody covers, in order, the indices of the
     ranges that cover it, in the order given."""
+    if len(ranges) == 1:
+        [(lo, hi)] = ranges
+        return [(lo, hi, [0])] if lo < hi else []
     bounds = sorted({end for lo, hi in ranges if lo < hi for end in (lo, hi)})
     cut = []
     for lo, hi in pairwise(bounds):

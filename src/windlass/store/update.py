@@ -44,8 +44,10 @@ def updater_rule(update: str | Updater, local: dict[str, object] | None = None) 
 def resolve_updater(rule: Rule, local: Mapping[str, object]) -> Updater:
     """The updater that a rule describes. Imports its module; UsageError if what is there is not an Updater subclass,
     or does not take those hyper-parameters."""
-    expected = f"update= {_names()}, or 'package.module:Name' of a wl.Updater subclass"
-    found: object = BUILT_IN.get(rule.path) or naming.find(rule.path, local, expected)
+    found: object = BUILT_IN.get(rule.path)
+    if found is None:
+        expected = f"update= {_names()}, or 'package.module:Name' of a wl.Updater subclass"
+        found = naming.find(rule.path, local, expected)
     if not (isinstance(found, type) and issubclass(found, Updater)):
         raise UsageError(f"'{rule.path}' must be a subclass of wl.Updater, found {naming.describe(found)}")
     return found.from_config(rule.config)

@@ -7,8 +7,7 @@ value goes to a new block, and the old one is handed back.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import msgspec
 import numpy as np
 
 from windlass.errors import UsageError
@@ -18,7 +17,7 @@ _BYTES = np.dtype(np.uint8)
 _NOTHING = np.empty(0, np.uint16)
 
 
-class Target(NamedTuple):
+class Target(msgspec.Struct, frozen=True, eq=False):
     """Where the next value goes: the block, what to compute on, and the 16-bit patterns where that is not the block."""
 
     block: Block
@@ -37,9 +36,10 @@ class Value:
         self.size, self.dtype, self.storage, self._memory = size, dtype, STORAGE[dtype], memory
         self.is_half = dtype in ("float16", "bfloat16")
         # Bools are computed on as bytes, 0 or 1 whatever byte came.
-        self.type = np.dtype(np.float32 if self.is_half else np.uint8 if dtype == "bool" else self.storage)
-        self.array: Array = np.zeros(size if self.is_half else 0, self.type)
-        self.block, self.array, self.published = self._faces(self._allocate())
+        self.type = STORAGE["float32" if self.is_half else "uint8" if dtype == "bool" else dtype]
+        self.array: Array = np.zeros(size, self.type) if self.is_half else _NOTHING
+        first = self._faces(self._allocate())
+        self.block, self.array, self.published = first.block, first.array, first.published
         self.block.array.fill(0)
 
     def here(self) -> Target:
@@ -57,7 +57,7 @@ class Value:
     def swap(self, target: Target) -> Block | None:
         """Publish the target. Returns the block that it replaces, the caller's to free; None if it was in place."""
         old = self.block
-        self.block, self.array, self.published = target
+        self.block, self.array, self.published = target.block, target.array, target.published
         return old if target.block is not old else None
 
     def abandon(self, target: Target) -> None:
@@ -69,7 +69,7 @@ class Value:
         """`data` as elements of the storage type; UsageError if it is not what elements lo to hi of this value are."""
         if not 0 <= lo <= hi <= self.size:
             raise UsageError(f"range [{lo}, {hi}) is not within a slot of {self.size} elements")
-        if data.dtype != self.storage and data.dtype != _BYTES:
+        if data.dtype != _BYTES and data.dtype != self.storage:
             raise UsageError(f"a {self.dtype} slot takes bytes or {self.storage} elements, got {data.dtype}")
         if data.nbytes != (hi - lo) * self.storage.itemsize:
             raise UsageError(
@@ -87,9 +87,8 @@ class Value:
             return wide.view(np.float32)
         return elements.astype(np.float32) if self.is_half else elements
 
-    def write(self, lo: int, hi: int, data: Array, target: Target) -> None:
-        """Put elements lo to hi into the target."""
-        elements = self.elements(lo, hi, data)
+    def write(self, lo: int, hi: int, elements: Array, target: Target) -> None:
+        """Put elements lo to hi, of the storage type, into the target."""
         target.block.array.view(self.storage)[lo:hi] = elements
         if self.is_half:
             target.array[lo:hi] = self.decoded(elements)

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from windlass._transport.base import Hub
+from windlass.errors import WindlassError
 from windlass.filters import Kept, NeedIds, Receiver, filter_rules
 from windlass.filters.rules import chain_of
 from windlass.store.reduce import reducer_rule, resolve_reducer
 from windlass.store.update import updater_rule
 from windlass.testing.history import KeyShape, Marks
 from windlass.testing.network import POISON
-from windlass.types import Array, Block, KeySpec
+from windlass.types import STORAGE, Array, Block, KeySpec
 from windlass.worker.arrays import Like
 from windlass.worker.entry import Entry
 from windlass.worker.filtering import KeyFilter
@@ -49,8 +51,7 @@ def spec_of(shape: KeyShape) -> KeySpec:
     )
 
 
-@dataclass(slots=True)
-class Pushing:
+class Pushing(msgspec.Struct, eq=False):
     """A push that is ready to be started; `where` is what it is on in the end. `marks` is what it carries, where that
     is not just its bit."""
 
@@ -60,13 +61,12 @@ class Pushing:
     marks: Marks | None = None
 
 
-@dataclass(slots=True)
-class Pulling:
+class Pulling(msgspec.Struct, eq=False):
     """A pull that is ready to be started. `landing` has the value, once it has landed."""
 
     op: Op
     landing: Landing | RowLanding
-    owned: list[Block] = field(default_factory=list)
+    owned: list[Block] = []
 
     def value(self) -> Array:
         self.landing.finish(None)
@@ -206,7 +206,7 @@ class DenseCalls:
 
     def pull(self, where: Where, *, riding: Pushing | None = None) -> Pulling:
         lo, hi = where
-        flat: Array = np.empty(hi - lo, self.shape.dtype)
+        flat: Array = np.empty(hi - lo, STORAGE[self.shape.dtype])
         flat.fill(-1)
         landing = Landing(self.entry, (lo, hi), is_range=True, out=flat)
         op = riding.op if riding is not None else _op(self.key, None)
@@ -284,7 +284,7 @@ class TableCalls:
 
 
 def _marked(shape: KeyShape, bits: Sequence[int]) -> Array:
-    value = np.zeros(shape.size, shape.dtype)
+    value = np.zeros(shape.size, STORAGE[shape.dtype])
     if len(bits) == 1:
         value[bits[0] :: shape.slot_size] = 1
         return value
@@ -294,7 +294,11 @@ def _marked(shape: KeyShape, bits: Sequence[int]) -> Array:
 
 
 def _op(key: KeyInfo, parts: Any) -> Op:
-    return Op(key, parts, None, None, lambda error: None)
+    return Op(key, parts, None, None, _unset)
+
+
+def _unset(error: WindlassError | None) -> None:
+    raise AssertionError("whoever starts an operation sets how it ends")
 
 
 def lay_out(shape: KeyShape, value: Array, slot: int, arrays: Mapping[str, Array]) -> None:

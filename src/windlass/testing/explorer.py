@@ -47,4 +47,6 @@ def explore(
     """Run one seed to its end and judge it. `server` may plant a mistake."""
     world = World(seed, limits or Limits(), server, tells)
     stuck = world.run()
-    return Outcome(seed, judge(world.history()), stuck, world.net.shots, tuple(world.story))
+    outcome = Outcome(seed, judge(world.history()), stuck, world.net.shots, tuple(world.story))
+    world.close()
+    return outcome

@@ -42,16 +42,14 @@ class KeyShape:
     table: TableSpec | None = None
     ids: tuple[int, ...] = ()
     filters: tuple[Filter, ...] = ()
+    size: int = field(init=False)
+    dtype: str = field(init=False)
+    """Filters that keep something back want floating-point numbers."""
 
-    @property
-    def size(self) -> int:
-        return self.slot_size * self.num_slots
-
-    @property
-    def dtype(self) -> str:
-        """Filters that keep something back want floating-point numbers."""
-        is_lossy = bool(self.filters) and any(one.is_lossy for one in self.filters)
-        return "float32" if is_lossy or self.table is not None else "int64"
+    def __post_init__(self) -> None:
+        is_float = self.table is not None or any(one.is_lossy for one in self.filters)
+        object.__setattr__(self, "size", self.slot_size * self.num_slots)
+        object.__setattr__(self, "dtype", "float32" if is_float else "int64")
 
     @property
     def forgets(self) -> bool:
@@ -111,7 +109,7 @@ class WorkerLog:
     may_be_torn: bool = False
 
     def pushes(self, key: str) -> list[Pushed]:
-        return [event for event in self.events if isinstance(event, Pushed) and event.key == key]
+        return [event for event in self.events if type(event) is Pushed and event.key == key]
 
 
 @dataclass(slots=True)

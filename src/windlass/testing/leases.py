@@ -102,18 +102,16 @@ class LeaseProgram(Program):
         whole = calls.whole()
         pushing = calls.push(lease.numbers, whole, self.rng)
         op, op.completes = pushing.op, lease
-        op.finish = self._finish(lambda: self._free(pushing.owned))
         may_ride = calls.shape.table is None or calls.book is None
         if not may_ride or self.rng.random() < 0.5:
-            return self._start(op)
+            return self._start(op, lambda: self._free(pushing.owned))
         pulling = calls.pull(whole, riding=pushing)
 
         def look() -> None:
             self._look(calls.shape, pulling.value(), lease)
             self._free(pushing.owned)
 
-        op.finish = self._finish(look)
-        return self._start(op)
+        return self._start(op, look)
 
     def _look(self, shape: KeyShape, seen: Array, lease: Lease) -> None:
         """Nothing is ever seen twice, and what one has pushed oneself is there, whoever's push it was that counted. (Of

@@ -6,7 +6,7 @@ by their import path. `MUTANTS` says what each breaks and where it can be seen.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -191,7 +191,7 @@ class ClosesHalf(ServerState):
 
 
 class _TellsAtOnce(Log):
-    def hold_back(self, effects: Sequence[Effect], may_answer: bool) -> list[Effect]:
+    def hold_back(self, effects: list[Effect], may_answer: bool) -> list[Effect]:
         return list(effects)
 
 

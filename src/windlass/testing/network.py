@@ -28,6 +28,7 @@ from windlass._wire.effects import Event, LinkDown, LinkUp, Received, Send, Sent
 from windlass.types import MANAGER, Block, Bytes, Incarnation
 
 POISON = 0x5A
+_BYTES = np.dtype(np.uint8)
 Pair = tuple[Incarnation, Incarnation]
 
 
@@ -38,7 +39,7 @@ class PoisonedHeap:
         self.live: dict[int, Block] = {}
 
     def allocate(self, nbytes: int) -> Block:
-        block = Block(np.empty(nbytes, np.uint8))
+        block = Block(np.empty(nbytes, _BYTES))
         self.live[id(block)] = block
         return block
 

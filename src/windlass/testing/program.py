@@ -19,10 +19,14 @@ from windlass.errors import WindlassError
 from windlass.testing.calls import Calls, Pushing, Where, calls_of, spec_of
 from windlass.testing.history import NEWEST, KeyShape, Pulled, Pushed, WorkerLog
 from windlass.testing.network import PoisonedHeap
-from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation
+from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation, KeySpec
 from windlass.worker.ops import KeyInfo, Op, Request
 
-Condition = Callable[[], bool]
+Condition = Callable[[], object]
+"""Comes true when what it gives does."""
+
+
+NOTHING = np.empty(0)
 
 
 class Gone(Exception):
@@ -43,6 +47,14 @@ class Plan:
     leased: m.Workload | None = None  # the work, where it is leased
     id_list_bytes: int = 1 << 20  # how much each server keeps of lists of ids
     at_once_bytes: int = 0  # how much of several slots it does in one go
+    specs: dict[str, KeySpec] = field(default_factory=dict)
+
+    def spec(self, shape: KeyShape) -> KeySpec:
+        """How this key is declared, by everybody."""
+        found = self.specs.get(shape.name)
+        if found is None:
+            found = self.specs[shape.name] = spec_of(shape)
+        return found
 
 
 @dataclass(slots=True)
@@ -104,13 +116,13 @@ class Program:
             answers.append(answer)
 
         self.submit(Request(to, make, finish, data))
-        yield lambda: bool(answers)
+        yield answers.__len__
         self._check()
         return answers[0]
 
     def _open(self, shape: KeyShape) -> Any:
         """As Store.create, step by step."""
-        spec = spec_of(shape)
+        spec = self.plan.spec(shape)
         declared = yield from self._ask(MANAGER, lambda n: m.Declare(request=n, spec=spec))
         key = self._use(declared)
         calls = self._calls(shape, key)
@@ -187,7 +199,7 @@ class Program:
 
     def _maybe(self, done: Condition) -> Iterator[Condition]:
         """Wait for a call, or leave it under way."""
-        yield done if self.rng.random() < self.plan.waits else lambda: True
+        yield done if self.rng.random() < self.plan.waits else _at_once
         self._check()
 
     def _where(self, calls: Calls, *, is_push: bool = False) -> Where:
@@ -210,11 +222,9 @@ class Program:
             self._free(pushing.owned)
 
         if not pulls:
-            pushing.op.finish = self._finish(acked)
-            return self._start(pushing.op)
+            return self._start(pushing.op, acked)
         if shape.table is not None and calls.book is not None:  # filters leave rows out: it follows
-            pushing.op.finish = self._finish(acked)
-            self._start(pushing.op)
+            self._start(pushing.op, acked)
             return self._pull(calls, clock, where)
         return self._pull(calls, clock, pushing.where, pushing, acked)
 
@@ -229,7 +239,7 @@ class Program:
         pulling = calls.pull(where, riding=riding)
         name, is_table = calls.shape.name, calls.shape.table is not None
         lo, hi = (0, 0) if is_table else where
-        pulled = Pulled(name, clock, lo, hi, np.empty(0), self.now(), 0.0, where if is_table else None)
+        pulled = Pulled(name, clock, lo, hi, NOTHING, self.now(), 0.0, where if is_table else None)
         at = len(self.log.events)
         self.log.events.append(pulled)
 
@@ -240,11 +250,10 @@ class Program:
                 also()
 
         def lost() -> None:
-            self.log.events[at] = Pulled(name, clock, lo, lo, np.empty(0), pulled.invoked, self.now())
+            self.log.events[at] = Pulled(name, clock, lo, lo, NOTHING, pulled.invoked, self.now())
 
-        pulling.op.finish = self._finish(here, lost)
         pulling.op.reads_newest = clock == NEWEST
-        return self._start(pulling.op)
+        return self._start(pulling.op, here, lost)
 
     def _scan(self, calls: Calls) -> Iterator[Condition]:
         """As a pull of all rows of a table, by pages, after everything else of this worker."""
@@ -276,36 +285,39 @@ class Program:
             return m.Scan(request=request, key=key.id, shard=shard, slot=slot, limit=2, after=after, span=span)
 
         self.submit(Request((key, shard), make, finish))
-        yield lambda: bool(pages)
+        yield pages.__len__
         self._check()
         [(scanned, [data])] = pages
         cut = data.nbytes // (8 + key.itemsize) * 8
         rows = data[cut:].view(np.float32).reshape(-1, shape.slot_size)
         return scanned.after, list(zip(data[:cut].view(np.int64).tolist(), rows, strict=True))
 
-    def _finish(self, good: Callable[[], None], bad: Callable[[], None] = lambda: None) -> Any:
+    def _start(self, op: Op, good: Callable[[], None], bad: Callable[[], None] | None = None) -> Condition:
+        """Start a call; at its end do what is to be done when all went well, or what else."""
+        self.under_way += 1
+        done: list[bool] = []
+
         def finish(error: WindlassError | None) -> None:
+            op.finish = _finished  # which knows of nobody: a ring of references would live until a garbage collection
             self.under_way -= 1
             self.error = self.error or error
             if error is None:
                 good()
-            else:
+            elif bad is not None:
                 bad()
-
-        return finish
-
-    def _start(self, op: Op) -> Condition:
-        self.under_way += 1
-        done: list[bool] = []
-        inner = op.finish
-
-        def finish(error: WindlassError | None) -> None:
-            inner(error)
             done.append(True)
 
         op.finish = finish
         self.submit(op)
-        return lambda: bool(done)
+        return done.__len__
+
+
+def _at_once() -> bool:
+    return True
+
+
+def _finished(error: WindlassError | None) -> None:
+    raise AssertionError("an operation has ended twice")
 
 
 class Reader(Program):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from windlass._wire import messages as m
@@ -15,14 +16,15 @@ from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
 from windlass.testing.aims import AFTER, BEFORE, draw_aims, shoot
 from windlass.testing.faults import draw_faults, next_fault
-from windlass.testing.history import History, KeyShape, Pulled, WorkerLog
+from windlass.testing.history import History, Pulled, WorkerLog
 from windlass.testing.leases import LeaseProgram
 from windlass.testing.limits import Limits
 from windlass.testing.network import Box, Network, PoisonedHeap
-from windlass.testing.program import Condition, Plan, Program, Reader
+from windlass.testing.plans import draw_plan
+from windlass.testing.program import Condition, Program, Reader
 from windlass.testing.rest import at_rest, final_values
 from windlass.testing.saving import Saver
-from windlass.testing.shapes import ID_LIST_BYTES, dressed, leasable
+from windlass.testing.shapes import ID_LIST_BYTES
 from windlass.testing.story import event_text
 from windlass.testing.walls import Wall, heal, let_pass, outlast
 from windlass.types import MANAGER, Incarnation, KeyId, Role
@@ -73,8 +75,8 @@ class World:
 
     # With more than 30 attributes in a dictionary, each instance has keys of its own, and is three times as slow.
     __slots__ = (
-        "_aimed_at", "_fault_at", "_has_tables", "_heads", "_is_sparse", "_manager_at", "_manager_by",
-        "_num_pauses", "_server_kind", "_skews", "aims", "away", "candidates", "deposed", "disturbs_start",
+        "_aimed_at", "_fault_at", "_flown", "_has_tables", "_heads", "_is_sparse", "_manager_at", "_manager_by",
+        "_num_pauses", "_server_kind", "_skews", "_warmed", "aims", "away", "candidates", "deposed", "disturbs_start",
         "faults", "heaps", "hurry", "is_odd", "large", "leaving", "limits", "manager", "manager_seconds",
         "net", "now", "office", "pace", "plan", "reader", "records", "rng", "saver", "seconds", "sent",
         "servers", "stalled", "story", "tells", "walls", "workers",
@@ -90,7 +92,7 @@ class World:
         self.seconds = 0.0  # what the state machines are told; only Ticks move it
         self.large = rng.random() < limits.large
         self.net = Network(rng, is_shared=rng.random() < 0.5)
-        self.plan = self._draw_plan()
+        self.plan = draw_plan(rng, limits, is_large=self.large)
         if limits.filters:
             self.plan.id_list_bytes = rng.choice(ID_LIST_BYTES)
         if limits.tables:
@@ -123,7 +125,9 @@ class World:
         self.stalled = ""  # who waited behind a cut for too long, in words
         self.is_odd = False  # somebody is away, or there is no manager that speaks
         self._fault_at = 1  # the step at which the next thing may go wrong
+        self._flown: dict[type[m.AnyMessage], int] = {}  # how often each kind of message came
         self._server_kind = server
+        self._warmed: set[tuple[str, str, str]] = set()  # kinds of keys whose kernels are loaded
         for _ in range(num_servers):
             self.add_server()
         for _ in range(num_workers):
@@ -138,31 +142,6 @@ class World:
         self.candidates = rng.randint(1, 3)
         self.disturbs_start = rng.random() < 0.3
 
-    def _draw_plan(self) -> Plan:
-        rng, limits = self.rng, self.limits
-        num_seats = rng.randint(*limits.workers) + limits.joins + limits.aims
-        clock = rng.randint(*limits.clock)
-        keys = []
-        for number in range(rng.randint(*limits.keys)):
-            slot_size = 2100 if self.large else num_seats * clock
-            shape = KeyShape(f"k{number}", rng.choice(limits.consistencies), slot_size, rng.randint(1, 4))
-            keys.append(dressed(shape, rng, limits) if limits.tables or limits.filters else shape)
-        if limits.leases and rng.random() < limits.leases:
-            return self._lease_plan(keys, num_seats)
-        order = [number for number in range(len(keys)) for _ in range(clock)]
-        rng.shuffle(order)
-        return Plan(keys, order, clock, num_seats, ranges=rng.choice((0.0, 0.5)), waits=rng.choice((0.2, 0.6, 1.0)))
-
-    def _lease_plan(self, keys: list[KeyShape], num_seats: int) -> Plan:
-        rng = self.rng
-        batch_size = rng.randint(1, 3)
-        leased = m.Workload(
-            name="work", size=rng.randint(1, 20), batch_size=batch_size, epochs=rng.randint(1, 2),
-            step_batches=rng.choice((0, 0, 2, 4)),
-        )  # fmt: skip
-        shapes = [leasable(replace(shape, slot_size=max(1, leased.epoch_batches * leased.epochs))) for shape in keys]
-        return Plan(shapes, [], 0, num_seats, ranges=0.0, waits=rng.choice((0.2, 0.6, 1.0)), leased=leased)
-
     def add_server(self) -> None:
         me = Incarnation(len(self.servers) + 1)
         self.heaps[me] = PoisonedHeap()
@@ -170,7 +149,7 @@ class World:
         join = m.Join(role=Role.SERVER, pid=int(me), addresses=(str(me),), rank=int(me) - 1)
         config = ServerConfig(
             join=join, manager=(), lease_seconds=LEASE_SECONDS, at_once_bytes=self.plan.at_once_bytes,
-            id_list_bytes=self.plan.id_list_bytes,
+            id_list_bytes=self.plan.id_list_bytes, warmed=self._warmed,
         )  # fmt: skip
         self.servers[me] = self._server_kind(me, self.heaps[me], config)
         self.net.put(self.net.box(me, "dial"), Dial(MANAGER, ()))  # type: ignore[arg-type]
@@ -202,7 +181,7 @@ class World:
         node = WorkerNode(WorkerState(me, join, ()), log)
         node.program = kind(
             self.plan, int(me) - FIRST_WORKER, log, random.Random(self.rng.random()),
-            submit=lambda work: self._submit(me, work), use=node.state.use, is_pushing=node.state.is_pushing,
+            submit=partial(self._submit, me), use=node.state.use, is_pushing=node.state.is_pushing,
             holdings=node.state.holdings,
             now=lambda: float(self.now), rank=lambda: node.state.rank,
             is_shared=self.net.is_shared, is_joiner=is_joiner,
@@ -221,10 +200,10 @@ class World:
     def run(self) -> str:
         """Until nothing is under way. Gives what is left waiting then, in words; it should be nothing."""
         net, random, candidates = self.net, self.rng.random, range(self.candidates - 1)
-        busy, away, is_leased = net.busy, self.away, self.plan.leased is not None
+        busy, away, is_leased, now = net.busy, self.away, self.plan.leased is not None, self.now
         try:
             while busy:
-                now = self.now = self.now + 1
+                self.now = now = now + 1
                 if now >= self._fault_at and self._is_disturbed():
                     continue
                 if self.is_odd and self._is_out_of_turn():
@@ -283,19 +262,17 @@ class World:
             net.shots.delivered += 1
             self._deliver(box, net.take(box))
             return
-        kind, is_aimed_at = "", False
-        if self.limits.aims:
-            kind = type(event.message).__name__
-            is_aimed_at = kind in self._aimed_at
-            if is_aimed_at and shoot(self, box.node, kind, BEFORE):
-                return
-            net.shots.flown[kind] += 1
+        message = type(event.message)
+        is_aimed_at = message.__name__ in self._aimed_at
+        if is_aimed_at and shoot(self, box.node, message.__name__, BEFORE):
+            return
+        self._flown[message] = self._flown.get(message, 0) + 1
         events.popleft()
         if not events:
             net.idle(box)
         self._deliver_message(box, event)
         if is_aimed_at:
-            shoot(self, box.node, kind, AFTER)
+            shoot(self, box.node, message.__name__, AFTER)
 
     # --- who is away --------------------------------------------------------------------------------------------------
 
@@ -432,14 +409,17 @@ class World:
             self._count_sparse(type(event.message))
         server = self.servers.get(node)
         if server is not None:
-            self._perform(node, server.handle(event, self.seconds + self._skews[node]))
+            effects: Iterable[Any] = server.handle(event, self.seconds + self._skews[node])
         elif node == MANAGER:
             self._to_manager(event)
+            return
         else:
             worker = self.workers[node]
-            self._perform(node, worker.state.handle(event, self.seconds + worker.ahead))
-            if worker.waits_for is not None:
-                self._wake(node, worker)
+            effects = worker.state.handle(event, self.seconds + worker.ahead)
+        if effects:
+            self._perform(node, effects)
+        if server is None and worker.waits_for is not None and worker.waits_for():
+            self._wake(node, worker)
 
     def _count_sparse(self, kind: type[m.AnyMessage]) -> None:
         shots = self.net.shots
@@ -496,13 +476,14 @@ class World:
             if kind is _Step:
                 self._go_on(worker)
                 for onlooker in (self.reader, self.saver):
-                    if onlooker is not None:
+                    if onlooker is not None and onlooker.waits_for is not None and onlooker.waits_for():
                         self._wake(onlooker.state.me, onlooker)
             else:
                 self._perform(node, worker.state.handle(event, self.seconds + worker.ahead))
                 if isinstance(event, LinkDown):
                     self.net.put(self.net.box(node, "tick"), Tick())
-            self._wake(node, worker)
+            if worker.waits_for is not None and worker.waits_for():
+                self._wake(node, worker)
 
     def _tell_of(self, box: Box, event: Any) -> None:
         self.tell(f"{self.name(box.node)} <- {box.source.replace('from ', '')}: {event_text(event)}")
@@ -521,8 +502,8 @@ class World:
             worker.is_over = True
 
     def _wake(self, node: Incarnation, worker: WorkerNode) -> None:
-        """If what the program waits for has come true, let it go on some time."""
-        if not worker.is_over and worker.waits_for is not None and worker.waits_for():
+        """What the program waits for has come true: let it go on some time."""
+        if not worker.is_over:
             worker.waits_for = None
             self.net.put(self.net.box(node, "program"), _Step())  # type: ignore[arg-type]
 
@@ -564,9 +545,11 @@ class World:
     # --- telling ------------------------------------------------------------------------------------------------------
 
     def history(self) -> History:
+        if self.limits.aims:
+            self.net.shots.flown.update({kind.__name__: count for kind, count in self._flown.items()})
         logs = []
         for worker in self.workers.values():
-            answered = [one for one in worker.log.events if not isinstance(one, Pulled) or one.responded]
+            answered = [one for one in worker.log.events if type(one) is not Pulled or one.responded]
             is_torn = worker.log.departed is not None and bool(self.net.shots.crashes or self.net.shots.deposed)
             logs.append(replace(worker.log, events=answered, may_be_torn=is_torn))
         snapshots: list[Pulled] = []
@@ -579,6 +562,11 @@ class World:
         self.net.shots.kept_back += sum(book.num_kept_back for book in books if book is not None)
         judged = self.plan.keys if self.plan.leased is None else []
         return History({shape.name: shape for shape in judged}, logs, final_values(self), snapshots)
+
+    def close(self) -> None:
+        """Nobody asks anything of it any more. Undoes rings of references, so that its memory is free at once."""
+        for worker in self.workers.values():
+            del worker.program, worker.steps, worker.waits_for
 
     def name(self, node: Incarnation) -> str:
         if node in (MANAGER, READER, SAVER):

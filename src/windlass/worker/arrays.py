@@ -150,4 +150,4 @@ def is_finite(flat: Array, dtype: str) -> bool:
 
 
 def as_bytes(flat: Array) -> Bytes:
-    return flat.view(np.uint8)
+    return flat.view(STORAGE["uint8"])

@@ -287,8 +287,20 @@ class Request(msgspec.Struct, eq=False):
         return self.to
 
 
+def refuse(request: Request, error: WindlassError) -> Call:
+    """Tell whoever asked that there is no other answer."""
+    return Call(partial(request.finish, None, (), error))
+
+
+def finish(op: Op, error: WindlassError | None) -> Call:
+    """Tell whoever started it that it has ended."""
+    return Call(partial(op.finish, error))
+
+
 def fits(pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...], itemsize: int) -> bool:
     """Whether there is a buffer of the right length for each piece."""
+    if len(pieces) == 1:  # the usual case
+        return bool(data) and data[0].nbytes == (pieces[0][2] - pieces[0][1]) * itemsize
     expected = [(hi - lo) * itemsize for _, lo, hi in pieces]
     return expected == [part.nbytes for part in data[: len(pieces)]]
 

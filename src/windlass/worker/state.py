@@ -11,6 +11,7 @@ another head, and when it was told that the head does not know yet that it is on
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import msgspec
 from msgspec import structs
@@ -21,7 +22,7 @@ from windlass.errors import ClusterError, LostRange, PeerError, UsageError, Wind
 from windlass.types import MANAGER, SERVER, WORKER, Bytes, Chain, Generation, Incarnation, KeyId, Node
 from windlass.worker.filtered import FilteredKeys, encoded
 from windlass.worker.ops import Call as Call
-from windlass.worker.ops import KeyInfo, Op, Request, fits, only
+from windlass.worker.ops import KeyInfo, Op, Request, finish, fits, only, refuse
 
 REDIAL_SECONDS = 0.05
 ASK_AGAIN_SECONDS = 0.5
@@ -73,11 +74,12 @@ class WorkerState(FilteredKeys):
 
     def handle(self, event: Event | Submit, now: float) -> list[Effect | Call]:
         self._now = now
-        if isinstance(event, Received):
-            return self._on_message(event, event.message)
-        if isinstance(event, Submit):
-            work = event.work
-            return self._submit(work) if isinstance(work, Op) else self._ask(work)
+        kind = type(event)
+        if kind is Received:
+            return self._on_message(event, event.message)  # type: ignore[arg-type, union-attr]
+        if kind is Submit:
+            work = event.work  # type: ignore[union-attr]
+            return self._submit(work) if type(work) is Op else self._ask(work)  # type: ignore[arg-type]
         match event:
             case LinkUp(peer=peer):
                 return self._on_link_up(peer)
@@ -174,7 +176,7 @@ class WorkerState(FilteredKeys):
             failed = next((task.error for task in op.after if task.is_done and task.error), None) or self._refusal(op)
             if failed is not None:
                 key.queue.popleft()
-                effects.append(_finish(op, failed))
+                effects.append(finish(op, failed))
                 continue
             if any(not task.is_done for task in op.after) or self._is_held(op):
                 break
@@ -211,7 +213,7 @@ class WorkerState(FilteredKeys):
     def _start(self, op: Op) -> list[Effect | Call]:
         key = op.key
         if op.encode is not None and (failed := encoded(op)) is not None:
-            return [_finish(op, failed)]
+            return [finish(op, failed)]
         self._renumber(op)
         effects: list[Effect | Call] = []
         if op.push is not None:
@@ -266,11 +268,13 @@ class WorkerState(FilteredKeys):
 
     def _ask(self, request: Request) -> list[Effect | Call]:
         if self.failure is not None:
-            return [_answer(request, self.failure)]
-        if isinstance(request.to, tuple) and request.peer is None:
-            return [_answer(request, self.lost_range(request.to[0]) or ClusterError("the shard is lost"))]
-        if not isinstance(request.to, tuple) and request.to != MANAGER and request.to not in self.nodes:
-            return [_answer(request, ClusterError(f"{self.name(request.to)} is not in generation {self.generation}"))]
+            return [refuse(request, self.failure)]
+        to = request.to
+        if isinstance(to, tuple):
+            if request.peer is None:
+                return [refuse(request, self.lost_range(to[0]) or ClusterError("the shard is lost"))]
+        elif to != MANAGER and to not in self.nodes:
+            return [refuse(request, ClusterError(f"{self.name(to)} is not in generation {self.generation}"))]
         request.number = self._next
         self._next += 1
         self.requests[request.number] = request
@@ -278,7 +282,8 @@ class WorkerState(FilteredKeys):
         return self._send_request(request)
 
     def _send_request(self, request: Request) -> list[Effect | Call]:
-        return [] if request.peer is None else [Send(request.peer, request.make(request.number), request.data)]
+        peer = request.peer
+        return [] if peer is None else [Send(peer, request.make(request.number), request.data)]
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
@@ -344,7 +349,7 @@ class WorkerState(FilteredKeys):
             op.unacked.discard(shard)  # the answer to a pull that rides on a push acknowledges the push
         deliver = op.deliver
         if deliver is not None and op.error is None:
-            effects.append(Call(lambda: deliver(pulled, data, event.is_shared)))
+            effects.append(Call(partial(deliver, pulled, data, event.is_shared)))
         if not event.is_shared:
             effects.append(Recycle(event.data))
         elif pulled.pins:
@@ -390,7 +395,7 @@ class WorkerState(FilteredKeys):
             del self._pushing[op.key.id][op.number]
         if op.pull is not None:
             op.key.open_pulls -= 1
-        return [_finish(op, error), *self.pump(op.key)] if op.key.queue else [_finish(op, error)]
+        return [finish(op, error), *self.pump(op.key)] if op.key.queue else [finish(op, error)]
 
     def _on_answer(
         self,
@@ -408,8 +413,9 @@ class WorkerState(FilteredKeys):
         del self.requests[answer.request]
         if isinstance(answer, m.Refused):
             error = UsageError(answer.reason) if answer.is_usage else ClusterError(answer.reason)
-            return [_answer(request, error)]
-        return [Call(lambda: request.finish(answer, data, None)), Recycle(data)]
+            return [refuse(request, error)]
+        answered = Call(partial(request.finish, answer, data, None))
+        return [answered, Recycle(data)] if data else [answered]
 
     # --- members and links ------------------------------------------------------------------------------------------
 
@@ -421,9 +427,9 @@ class WorkerState(FilteredKeys):
         self.checkpoint = membership.checkpoint
         for key in [key for keys in self._keys.values() for key in keys if key.filtering is not None]:
             key.filtering.forget_peers()  # type: ignore[union-attr]
-        previous = self.nodes
-        self.nodes = {node.incarnation: node for node in membership.nodes}
-        gone = {who: node for who, node in previous.items() if who not in self.nodes}
+        previous, nodes = self.nodes, {node.incarnation: node for node in membership.nodes}
+        self.nodes = nodes
+        gone = {who: node for who, node in previous.items() if who not in nodes}
         self.departed |= gone
         if self.role is WORKER and self.me not in self.nodes:
             return self.fail_all(ClusterError(f"this worker is not in generation {generation}: {membership.reason}"))
@@ -433,16 +439,16 @@ class WorkerState(FilteredKeys):
         for node in membership.nodes:
             if node.role is SERVER and node.incarnation not in self._linked:
                 effects.append(Dial(node.incarnation, node.addresses))
-        for server in (who for who, node in gone.items() if node.role is SERVER):
+        for server in [who for who, node in gone.items() if node.role is SERVER]:
             self._redial.pop(server, None)
             effects += self._fail_requests(server, membership.reason)
         effects += self._on_moves(generation, membership.moves)
         mine = self._join.namespace
         left = {who: node.name for who, node in gone.items() if node.role is WORKER and node.namespace == mine}
-        self._left |= set(left.values())
-        is_waiting = any(op.push is not None and op.key.is_sequential for op in self.ops.values())
-        if is_waiting and not left.keys().isdisjoint(membership.dead):
-            effects += self._tell_left()
+        self._left.update(left.values())
+        if not left.keys().isdisjoint(membership.dead):
+            is_waiting = any(op.push is not None and op.key.is_sequential for op in self.ops.values())
+            effects += self._tell_left() if is_waiting else []
         return effects
 
     def _tell_left(self) -> list[Effect | Call]:
@@ -459,7 +465,7 @@ class WorkerState(FilteredKeys):
         for number, request in list(self.requests.items()):
             if request.to == server:
                 del self.requests[number]
-                effects.append(_answer(request, ClusterError(reason)))
+                effects.append(refuse(request, ClusterError(reason)))
         return effects
 
     def _on_moves(self, generation: Generation, moves: tuple[m.Move, ...]) -> list[Effect | Call]:
@@ -487,7 +493,7 @@ class WorkerState(FilteredKeys):
             if isinstance(request.to, tuple) and request.peer is None:
                 del self.requests[number]
                 error = self.lost_range(request.to[0])
-                effects.append(_answer(request, error or ClusterError("the shard is lost")))
+                effects.append(refuse(request, error or ClusterError("the shard is lost")))
         return effects
 
     def _send_to(self, shards: set[tuple[KeyId, int]]) -> list[Effect | Call]:
@@ -515,7 +521,7 @@ class WorkerState(FilteredKeys):
                 effects += self._complete(op, error)
         requests, self.requests = self.requests, {}
         for request in requests.values():
-            effects.append(_answer(request, error))
+            effects.append(refuse(request, error))
         return effects
 
     def _on_link_up(self, peer: Incarnation) -> list[Effect | Call]:
@@ -524,7 +530,7 @@ class WorkerState(FilteredKeys):
         self._redial.pop(peer, None)
         self._down_since.pop(peer, None)
         # Everything that the old link brought has been dealt with by now: the link was dialled after its end.
-        held = tuple(pin for key in self._holding.values() for pin in key.unreleased.get(peer, ()))
+        held = tuple([pin for key in self._holding.values() for pin in key.unreleased.get(peer, ())])
         effects: list[Effect | Call] = [Send(peer, self._join if peer == MANAGER else m.Hold(pins=held))]
         if peer == MANAGER:
             effects += [Send(MANAGER, holding) for holding in self.holdings.values()]
@@ -566,7 +572,7 @@ class WorkerState(FilteredKeys):
             if now - down_since > GIVE_UP_SECONDS:
                 del self.requests[number]
                 text = f"{self.name(request.to)} cannot be reached for {GIVE_UP_SECONDS:.0f} s; is its process alive?"
-                effects.append(_answer(request, ClusterError(text)))
+                effects.append(refuse(request, ClusterError(text)))
         return effects
 
     def _ask_again(self, now: float) -> list[Effect | Call]:
@@ -587,11 +593,3 @@ class WorkerState(FilteredKeys):
             return "the manager"
         node = self.nodes.get(who) or self.departed.get(who)
         return node.name if node else f"incarnation {who}"
-
-
-def _answer(request: Request, error: WindlassError) -> Call:
-    return Call(lambda: request.finish(None, (), error))
-
-
-def _finish(op: Op, error: WindlassError | None) -> Call:
-    return Call(lambda: op.finish(error))
