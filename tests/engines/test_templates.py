@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from tests.engines import targets
-from tests.engines.processes import ask, left_after, run_driver
+from tests.engines.processes import ask, descendants, left_after, open_files, run_driver
 from tests.engines.targets import CALL
 from windlass.engines._children import ForkServer
 
@@ -94,3 +95,44 @@ def test_a_template_that_was_killed_is_replaced_and_one_that_is_stuck_does_not_h
     server.close(grace_seconds=0.2)
     assert time.perf_counter() - start < 2
     assert left_after([another, server.pid, child.pid], 1) == []
+
+
+def test_a_template_that_is_slow_to_bury_one_server_does_not_take_another_along() -> None:
+    with ForkServer(preload=[], warm="tests.engines.targets:warm") as kept:
+        (template,) = warmed_by(kept)
+        child = kept.spawn("worker-0", CALL)
+        server = ForkServer(preload=[], warm="tests.engines.targets:warm")
+        os.kill(template, signal.SIGSTOP)
+        start = time.perf_counter()
+        server.close(grace_seconds=0.2)
+        assert time.perf_counter() - start < 2
+        os.kill(template, signal.SIGCONT)
+        assert ask(child, os.getppid) == kept.pid
+        with ForkServer(preload=[], warm="tests.engines.targets:warm") as another:
+            assert warmed_by(another) != [template]  # which is not to be relied on any more
+        assert left_after([server.pid], 1) == []
+    assert left_after([template], 1) == []
+
+
+def test_servers_that_are_opened_and_closed_by_many_threads_at_once_leave_nothing() -> None:
+    errors = []
+
+    def come_and_go() -> None:
+        try:
+            for _ in range(3):
+                with ForkServer(preload=[], warm="tests.engines.targets:warm") as server:
+                    child = server.spawn("worker-0", CALL)
+                    assert ask(child, os.getppid) == server.pid
+        except BaseException as error:
+            errors.append(error)
+
+    assert left_after(descendants(), 2) == []  # the last test's template
+    before = open_files()
+    threads = [threading.Thread(target=come_and_go) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert left_after(descendants(), 2) == []
+    assert open_files() == before

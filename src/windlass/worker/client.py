@@ -19,7 +19,7 @@ from windlass.errors import ClusterError, TimeoutError, UsageError, WindlassErro
 from windlass.trace.recorder import Recorder
 from windlass.types import MANAGER, Bytes, Generation, Incarnation
 from windlass.worker.ops import KeyInfo, Op, Request
-from windlass.worker.shield import Shield
+from windlass.worker.shield import Shield, let_in
 from windlass.worker.state import Call, Submit, WorkerState
 from windlass.worker.task import in_words
 from windlass.worker.turn import Turn
@@ -356,6 +356,7 @@ class Client:
                     raise self.state.failure
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"the cluster was not complete within {timeout:.0f} s; is the manager running?")
+                let_in()
                 self._step(TICK_SECONDS)
         finally:
             self._turn.give()
