@@ -87,6 +87,9 @@ def test_a_template_that_was_killed_is_replaced_and_one_that_is_stuck_does_not_h
     os.kill(template, signal.SIGKILL)
     assert child.wait(5) == -signal.SIGKILL
     server.close()
+    with ForkServer(preload=[], warm="tests.engines.targets:warm") as server:
+        (killed,) = warmed_by(server)
+    os.kill(killed, signal.SIGKILL)  # while it lingers; and the next one comes before anybody could have noticed
     server = ForkServer(preload=[], warm="tests.engines.targets:warm")
     (another,) = warmed_by(server)
     child = server.spawn("worker-0", CALL)

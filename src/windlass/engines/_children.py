@@ -25,7 +25,7 @@ from typing import Self
 from windlass.engines._channel import Channel, ChannelClosed
 from windlass.engines._control import Exited, Failed, Fork, Forked, Place, Signal, Start, Stop
 from windlass.engines._launch import above_stdio
-from windlass.engines._templates import Template, give_back, take_template
+from windlass.engines._templates import Template, fork_server, give_back
 from windlass.errors import ClusterError, TimeoutError, UsageError
 from windlass.worker.shield import let_in, uninterrupted
 
@@ -104,8 +104,7 @@ class ForkServer:
             self._news.register(ours.fileno(), select.EPOLLIN)
             self._news.register(self._uncollected, select.EPOLLIN)
             try:
-                self._template = take_template(tuple(preload), warm)
-                self.pid = self._template.make(theirs.fileno(), lifeline)
+                self._template, self.pid = fork_server(tuple(preload), warm, theirs.fileno(), lifeline)
             except BaseException:
                 self.close(0.0)
                 raise

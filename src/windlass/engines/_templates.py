@@ -29,6 +29,8 @@ from windlass.worker.shield import let_in, uninterrupted
 START_SECONDS = 120.0
 """For the preload. Raise it if torch is imported from a slow network disk."""
 MAKE_SECONDS = 30.0
+REUSE_SECONDS = 5.0
+"""How long a template that lingered may take to fork a server before another is started in its place."""
 BURY_SECONDS = 1.0
 SLICE_SECONDS = 0.05
 """How often a wait looks whether Ctrl-C was pressed."""
@@ -91,12 +93,12 @@ class Template:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None and self._channel.fileno() >= 0
 
-    def make(self, control: int, lifeline: int) -> int:
+    def make(self, control: int, lifeline: int, seconds: float) -> int:
         """Fork a server that has these two files and the driver's stdout, stderr and environment; its pid."""
         with open(os.devnull, "wb") as nothing:
             files = [control, lifeline, *(fd if is_inheritable(fd) else nothing.fileno() for fd in (1, 2))]
             order = Make(ticket=next(self._tickets), env=dict(os.environ))
-            answer = self._ask(order, files, MAKE_SECONDS, "fork a server")
+            answer = self._ask(order, files, seconds, "fork a server")
         if isinstance(answer, Failed):
             raise ClusterError(f"no fork server could be forked: {answer.reason}")
         assert isinstance(answer, Made)
@@ -140,6 +142,7 @@ class Template:
                 if (answer := self._answer(message, deadline)) is not None:
                     return answer
             except ChannelClosed:
+                self.close()
                 raise ClusterError(f"{self} died before it could {what}") from None
             finally:
                 self._lock.release()
@@ -169,17 +172,19 @@ class Kept:
         self._template: Template | None = None
         atexit.register(self._leave, os.getpid())
 
-    def take(self, key: Key) -> Template:
+    def take(self, key: Key) -> tuple[Template, bool]:
+        """One that fits, and whether it is new."""
         with self._lock:
             template = self._template
-            if template is None or template.key != key or not template.is_alive:
+            is_new = template is None or template.key != key or not template.is_alive
+            if template is None or is_new:
                 self._template = None
                 if template is not None and not template.num_users:
                     template.close()
                 template = self._template = Template(key)
             template.num_users += 1
             template.num_made += 1
-            return template
+            return template, is_new
 
     def retire(self, template: Template) -> None:
         """Nobody is to take it any more. When its last user gives it back it is killed, and the kernel kills what it
@@ -221,10 +226,21 @@ _kept: dict[int, Kept] = {}
 """By process: what a fork copied is its parent's."""
 
 
-def take_template(preload: tuple[str, ...], warm: str | None) -> Template:
-    """A template for these imports: the one that was used last if it fits, else a new one. To be given back."""
+def fork_server(preload: tuple[str, ...], warm: str | None, control: int, lifeline: int) -> tuple[Template, int]:
+    """A server that has these two files, forked by the template that was used last if it fits, else by a new one. Both
+    are to be given back."""
     kept = _kept.get(os.getpid()) or _kept.setdefault(os.getpid(), Kept())
-    return kept.take(Key.here(preload, warm))
+    while True:
+        template, is_new = kept.take(Key.here(preload, warm))
+        try:
+            return template, template.make(control, lifeline, MAKE_SECONDS if is_new else REUSE_SECONDS)
+        except BaseException as error:
+            if isinstance(error, TimeoutError):
+                kept.retire(template)
+            kept.give_back(template)
+            # One that lingered may have died meanwhile, or was stuck and is killed by now: another is started.
+            if is_new or template.is_alive or not isinstance(error, ClusterError):
+                raise
 
 
 def give_back(template: Template, pid: int) -> None:
