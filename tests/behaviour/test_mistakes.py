@@ -251,3 +251,28 @@ def test_options_that_contradict_each_other_are_refused():
         wl.Cluster(transport="pigeon")
     with pytest.raises(wl.UsageError, match="at least 1 server"):
         wl.Cluster(servers=0)
+
+
+@pytest.mark.parametrize("verb", ["push", "pushpull"])
+def test_a_call_that_is_refused_for_one_key_keeps_no_memory_for_the_others(verb):
+    def work(store):
+        store.create("a", np.zeros(100_000, np.float32), update="add")
+        store.create_table("t", dim=64, update="add")
+        store.create("b", np.zeros(8, np.float32), update="add")
+        ids, rows = np.arange(1000), np.ones((1000, 64), np.float32)
+        good, wrong = np.ones(100_000, np.float32), np.ones(9, np.float32)
+        live = store._client.hub.memory._live
+        before, texts = len(live), set()
+        for _ in range(3):
+            try:
+                getattr(store, verb)({"a": good, "t": rows, "b": wrong}, ids={"t": ids})
+            except wl.UsageError as error:
+                texts.add(str(error))
+        kept = len(live) - before
+        store.push({"a": good, "t": rows}, ids={"t": ids}).wait()  # and no error of theirs is still to come
+        return texts, kept, float(store.pull("a")[0]), float(store.pull("t", ids=[1])[0, 0])
+
+    with wl.Cluster() as cluster:
+        ((texts, kept, value, row),) = cluster.run(work)
+    assert texts == {"push('b'): expected shape (8,), got (9,)"}
+    assert (kept, value, row) == (0, 1.0, 1.0)

@@ -461,6 +461,7 @@ class ServerState:
         for shard in self._shards():
             for who in departed:
                 shard.drop_reader(who)
+                shard.drop_writer(who)
         effects += moved + (self._beat() if membership.moves else [])
         for shard in self._shards():
             effects += self._told(shard, shard.on_members())

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from windlass._wire import messages as m
-from windlass.errors import WindlassError
+from windlass.errors import UsageError, WindlassError
 from windlass.filters import Payload
 from windlass.store.batch import Route
 from windlass.types import Array, Block, Bytes, Chain, Incarnation, KeyId, KeySpec, Lease, Sequential
@@ -263,6 +263,20 @@ class Op(msgspec.Struct, eq=False):
 
 def _own(block: Block) -> Block:
     return Block(block.array.copy()) if block.segment < 0 else block
+
+
+class Heard(Protocol):
+    """A task: whether somebody has been told of its error."""
+
+    is_seen: bool
+
+
+def give_up(task: Heard, ops: Iterable[Op]) -> None:
+    """A call on several keys was refused for one of them, and its caller hears of it: these, of the others, will not
+    be started, and their memory is free."""
+    task.is_seen = True
+    for op in ops:
+        op.finish(UsageError("refused for another key of the same call"))
 
 
 class Request(msgspec.Struct, eq=False):
