@@ -204,6 +204,31 @@ def test_what_comes_after_a_timeout_does_not_touch_the_callers_memory(cluster, k
     assert results[0][2:] == (-1, -1)
 
 
+def test_a_call_that_is_given_up_before_its_turn_came_has_let_go_of_the_callers_memory(cluster, key):
+    def work(store):
+        size = 600_000
+        store.create(key, np.zeros(size, np.float32))
+        store.create(f"{key}-first", np.zeros(4, np.float32))
+        value, out = np.ones(size, np.float32), np.zeros(size, np.float32)
+        if store.rank == 0:
+            first = store.push(f"{key}-first", np.ones(4, np.float32))  # which the others make later
+            with pytest.raises(TimeoutError):
+                store.pushpull(key, value, out=out, after=[first], timeout=0.2)
+            assert not first.is_done
+            value[:] = 1000  # the caller's again, although nothing of the push has left yet
+            out[:] = -1
+        store.barrier()
+        if store.rank:
+            store.push(f"{key}-first", np.ones(4, np.float32))
+            store.push(key, value)
+        got = store.pull(key)
+        return float(got.min()), float(got.max()), float(out.min()), float(out.max())
+
+    results = cluster.run(work)
+    assert all(result[:2] == (WORKERS, WORKERS) for result in results)
+    assert results[0][2:] == (-1, -1)
+
+
 def test_names_that_are_the_stores_own_are_refused():
     with pytest.raises(wl.UsageError, match="begin with 'windlass/' are the store's own"):
         wl.Store().create("windlass/mine", VALUE)
