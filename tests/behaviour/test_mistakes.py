@@ -229,6 +229,24 @@ def test_a_call_that_is_given_up_before_its_turn_came_has_let_go_of_the_callers_
     assert results[0][2:] == (-1, -1)
 
 
+def test_a_key_that_somebody_has_deleted_is_named():
+    def work(store):
+        store.create("kept", np.zeros(4, np.float32), update="add", consistency=wl.Eventual())
+        store.create("gone", np.zeros(4, np.float32), update="add", consistency=wl.Eventual())
+        store.barrier()
+        if store.rank == 0:
+            store.delete("gone")
+        store.barrier()
+        both = {"kept": np.ones(4, np.float32), "gone": np.ones(4, np.float32)}
+        calls = (lambda: store.push(both).wait(), lambda: store.pull(["kept", "gone"]), lambda: store.version("gone"))
+        for call in calls if store.rank else ():
+            with pytest.raises(wl.UsageError, match=r"^'gone' was deleted; create it again$"):
+                call()
+
+    with wl.Cluster(engine="threads", workers=2) as cluster:
+        cluster.run(work)
+
+
 def test_names_that_are_the_stores_own_are_refused():
     with pytest.raises(wl.UsageError, match="begin with 'windlass/' are the store's own"):
         wl.Store().create("windlass/mine", VALUE)

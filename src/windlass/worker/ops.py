@@ -301,6 +301,14 @@ class Request(msgspec.Struct, eq=False):
         return self.to
 
 
+def refusal(of: Incarnation | KeyInfo | tuple[KeyInfo, int], reason: str) -> UsageError:
+    """What a server said, in full: one that has a key no more does not know its name."""
+    key = of[0] if isinstance(of, tuple) else of
+    if reason == m.DELETED and isinstance(key, KeyInfo):
+        return UsageError(f"'{key.spec.name}' was deleted; create it again")
+    return UsageError(reason)
+
+
 def fits(pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...], itemsize: int) -> bool:
     """Whether there is a buffer of the right length for each piece."""
     expected = [(hi - lo) * itemsize for _, lo, hi in pieces]
