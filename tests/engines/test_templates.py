@@ -139,3 +139,25 @@ def test_servers_that_are_opened_and_closed_by_many_threads_at_once_leave_nothin
     assert errors == []
     assert left_after(descendants(), 2) == []
     assert open_files() == before
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "lingering"])
+def test_a_fork_of_the_driver_has_servers_of_its_own_and_leaves_its_parents_alone(is_open: bool) -> None:
+    server = ForkServer(preload=[], warm="tests.engines.targets:warm")
+    (template,) = warmed_by(server)
+    if not is_open:
+        server.close()
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            with ForkServer(preload=[], warm="tests.engines.targets:warm") as own:
+                code = 0 if warmed_by(own) != [template] else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    if not is_open:
+        server = ForkServer(preload=[], warm="tests.engines.targets:warm")
+    with server:
+        child = server.spawn("worker-0", CALL)
+        assert ask(child, os.getppid) == server.pid
+        assert not is_open or warmed_by(server) == [template]
