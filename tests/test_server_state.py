@@ -149,3 +149,12 @@ def test_only_the_manager_is_believed_about_members_and_keys():
     state.handle(Received(W0, m.Forget(request=0, name="w", key=KEY)), 0)
     assert state.members.generation == before
     assert KEY in state.keys
+
+
+def test_what_a_departed_worker_has_written_and_not_committed_is_let_go():
+    state = server()
+    for who in (W0, W1):
+        write = m.Write(request=7, key=KEY, shard=0, pieces=WHOLE, write=1)
+        assert sent(state.handle(Received(who, write, (np.ones(4096).view(np.uint8),)), 0), m.Done)
+    state.handle(membership(2, W1), 0)
+    assert list(state.keys[KEY].shards[0]._writes) == [W1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from typing import Any
@@ -86,3 +88,25 @@ def test_the_books_of_chaos_balance_with_tables_and_filters():
     assert (report.num_lost, report.num_twice) == (0, 0)
     assert report.findings.num_acked > 2 * sum(pushes)
     assert {fault.what for fault in report.faults} == {"kill"}
+
+
+def test_whether_an_id_is_in_a_table_is_asked_of_one_server_only() -> None:
+    def work(store: wl.Store) -> list[bool]:
+        store.create_table("t", dim=1, consistency=wl.Eventual())
+        ids = np.arange(40)
+        store.push("t", np.ones((40, 1), np.float32), ids=ids).wait()
+        table, entry, state = store.table("t"), store._entries["t"], store._client.state
+        slots = [int(np.flatnonzero(np.diff(entry.route(np.array([id])).bounds))[0]) for id in range(80)]
+        holders = {id: entry.key.head(entry.key.shard_of(slot)) for id, slot in enumerate(slots)}
+        asleep, awake = (who for who, node in state.nodes.items() if node.role == "server")
+        assert set(holders.values()) == {asleep, awake}
+        os.kill(state.nodes[asleep].pid, signal.SIGSTOP)
+        try:
+            return [(id in table) == (id < 40) for id, who in holders.items() if who == awake]
+        finally:
+            os.kill(state.nodes[asleep].pid, signal.SIGCONT)
+
+    with wl.Cluster(servers=2, lease_seconds=60.0, timeout=5.0) as cluster:
+        (found,) = cluster.run(work)
+    assert len(found) > 20
+    assert all(found)

@@ -204,6 +204,49 @@ def test_what_comes_after_a_timeout_does_not_touch_the_callers_memory(cluster, k
     assert results[0][2:] == (-1, -1)
 
 
+def test_a_call_that_is_given_up_before_its_turn_came_has_let_go_of_the_callers_memory(cluster, key):
+    def work(store):
+        size = 600_000
+        store.create(key, np.zeros(size, np.float32))
+        store.create(f"{key}-first", np.zeros(4, np.float32))
+        value, out = np.ones(size, np.float32), np.zeros(size, np.float32)
+        if store.rank == 0:
+            first = store.push(f"{key}-first", np.ones(4, np.float32))  # which the others make later
+            with pytest.raises(TimeoutError):
+                store.pushpull(key, value, out=out, after=[first], timeout=0.2)
+            assert not first.is_done
+            value[:] = 1000  # the caller's again, although nothing of the push has left yet
+            out[:] = -1
+        store.barrier()
+        if store.rank:
+            store.push(f"{key}-first", np.ones(4, np.float32))
+            store.push(key, value)
+        got = store.pull(key)
+        return float(got.min()), float(got.max()), float(out.min()), float(out.max())
+
+    results = cluster.run(work)
+    assert all(result[:2] == (WORKERS, WORKERS) for result in results)
+    assert results[0][2:] == (-1, -1)
+
+
+def test_a_key_that_somebody_has_deleted_is_named():
+    def work(store):
+        store.create("kept", np.zeros(4, np.float32), update="add", consistency=wl.Eventual())
+        store.create("gone", np.zeros(4, np.float32), update="add", consistency=wl.Eventual())
+        store.barrier()
+        if store.rank == 0:
+            store.delete("gone")
+        store.barrier()
+        both = {"kept": np.ones(4, np.float32), "gone": np.ones(4, np.float32)}
+        calls = (lambda: store.push(both).wait(), lambda: store.pull(["kept", "gone"]), lambda: store.version("gone"))
+        for call in calls if store.rank else ():
+            with pytest.raises(wl.UsageError, match=r"^'gone' was deleted; create it again$"):
+                call()
+
+    with wl.Cluster(engine="threads", workers=2) as cluster:
+        cluster.run(work)
+
+
 def test_names_that_are_the_stores_own_are_refused():
     with pytest.raises(wl.UsageError, match="begin with 'windlass/' are the store's own"):
         wl.Store().create("windlass/mine", VALUE)
@@ -251,3 +294,28 @@ def test_options_that_contradict_each_other_are_refused():
         wl.Cluster(transport="pigeon")
     with pytest.raises(wl.UsageError, match="at least 1 server"):
         wl.Cluster(servers=0)
+
+
+@pytest.mark.parametrize("verb", ["push", "pushpull"])
+def test_a_call_that_is_refused_for_one_key_keeps_no_memory_for_the_others(verb):
+    def work(store):
+        store.create("a", np.zeros(100_000, np.float32), update="add")
+        store.create_table("t", dim=64, update="add")
+        store.create("b", np.zeros(8, np.float32), update="add")
+        ids, rows = np.arange(1000), np.ones((1000, 64), np.float32)
+        good, wrong = np.ones(100_000, np.float32), np.ones(9, np.float32)
+        live = store._client.hub.memory._live
+        before, texts = len(live), set()
+        for _ in range(3):
+            try:
+                getattr(store, verb)({"a": good, "t": rows, "b": wrong}, ids={"t": ids})
+            except wl.UsageError as error:
+                texts.add(str(error))
+        kept = len(live) - before
+        store.push({"a": good, "t": rows}, ids={"t": ids}).wait()  # and no error of theirs is still to come
+        return texts, kept, float(store.pull("a")[0]), float(store.pull("t", ids=[1])[0, 0])
+
+    with wl.Cluster() as cluster:
+        ((texts, kept, value, row),) = cluster.run(work)
+    assert texts == {"push('b'): expected shape (8,), got (9,)"}
+    assert (kept, value, row) == (0, 1.0, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from tests.engines import targets
-from tests.engines.processes import ask, left_after, run_driver
+from tests.engines.processes import ask, descendants, left_after, open_files, run_driver
 from tests.engines.targets import CALL
 from windlass.engines._children import ForkServer
 
@@ -86,6 +87,9 @@ def test_a_template_that_was_killed_is_replaced_and_one_that_is_stuck_does_not_h
     os.kill(template, signal.SIGKILL)
     assert child.wait(5) == -signal.SIGKILL
     server.close()
+    with ForkServer(preload=[], warm="tests.engines.targets:warm") as server:
+        (killed,) = warmed_by(server)
+    os.kill(killed, signal.SIGKILL)  # while it lingers; and the next one comes before anybody could have noticed
     server = ForkServer(preload=[], warm="tests.engines.targets:warm")
     (another,) = warmed_by(server)
     child = server.spawn("worker-0", CALL)
@@ -94,3 +98,66 @@ def test_a_template_that_was_killed_is_replaced_and_one_that_is_stuck_does_not_h
     server.close(grace_seconds=0.2)
     assert time.perf_counter() - start < 2
     assert left_after([another, server.pid, child.pid], 1) == []
+
+
+def test_a_template_that_is_slow_to_bury_one_server_does_not_take_another_along() -> None:
+    with ForkServer(preload=[], warm="tests.engines.targets:warm") as kept:
+        (template,) = warmed_by(kept)
+        child = kept.spawn("worker-0", CALL)
+        server = ForkServer(preload=[], warm="tests.engines.targets:warm")
+        os.kill(template, signal.SIGSTOP)
+        start = time.perf_counter()
+        server.close(grace_seconds=0.2)
+        assert time.perf_counter() - start < 2
+        os.kill(template, signal.SIGCONT)
+        assert ask(child, os.getppid) == kept.pid
+        with ForkServer(preload=[], warm="tests.engines.targets:warm") as another:
+            assert warmed_by(another) != [template]  # which is not to be relied on any more
+        assert left_after([server.pid], 1) == []
+    assert left_after([template], 1) == []
+
+
+def test_servers_that_are_opened_and_closed_by_many_threads_at_once_leave_nothing() -> None:
+    errors = []
+
+    def come_and_go() -> None:
+        try:
+            for _ in range(3):
+                with ForkServer(preload=[], warm="tests.engines.targets:warm") as server:
+                    child = server.spawn("worker-0", CALL)
+                    assert ask(child, os.getppid) == server.pid
+        except BaseException as error:
+            errors.append(error)
+
+    assert left_after(descendants(), 2) == []  # the last test's template
+    before = open_files()
+    threads = [threading.Thread(target=come_and_go) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert left_after(descendants(), 2) == []
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "lingering"])
+def test_a_fork_of_the_driver_has_servers_of_its_own_and_leaves_its_parents_alone(is_open: bool) -> None:
+    server = ForkServer(preload=[], warm="tests.engines.targets:warm")
+    (template,) = warmed_by(server)
+    if not is_open:
+        server.close()
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            with ForkServer(preload=[], warm="tests.engines.targets:warm") as own:
+                code = 0 if warmed_by(own) != [template] else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+    if not is_open:
+        server = ForkServer(preload=[], warm="tests.engines.targets:warm")
+    with server:
+        child = server.spawn("worker-0", CALL)
+        assert ask(child, os.getppid) == server.pid
+        assert not is_open or warmed_by(server) == [template]

@@ -41,6 +41,8 @@ from windlass._wire.message import Message as Message
 from windlass.types import Chain, Incarnation, KeyId, KeySpec, Lease, Node, Role
 
 Piece = tuple[int, int, int]
+DELETED = "the key was deleted"
+"""The reason for which a server refuses what names a key that it has no more."""
 
 
 class Filtered(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

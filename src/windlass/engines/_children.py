@@ -25,8 +25,9 @@ from typing import Self
 from windlass.engines._channel import Channel, ChannelClosed
 from windlass.engines._control import Exited, Failed, Fork, Forked, Place, Signal, Start, Stop
 from windlass.engines._launch import above_stdio
-from windlass.engines._templates import give_back, take_template
+from windlass.engines._templates import Template, fork_server, give_back
 from windlass.errors import ClusterError, TimeoutError, UsageError
+from windlass.worker.shield import let_in, uninterrupted
 
 __all__ = ["Channel", "ChannelClosed", "Child", "ForkServer"]
 
@@ -92,24 +93,24 @@ class ForkServer:
         self._closing = threading.Lock()
         self._tickets = itertools.count(1)
         self.pid = -1
-        self._template = take_template(tuple(preload), warm)
-        with above_stdio():
-            ours, theirs = socket.socketpair()
-            lifeline, self._lifeline = os.pipe()
-            self._uncollected = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._news = select.epoll()
-        self._control = Channel(ours)
-        self._news.register(ours.fileno(), select.EPOLLIN)
-        self._news.register(self._uncollected, select.EPOLLIN)
-        try:
+        self._template: Template | None = None
+        with uninterrupted():
+            with above_stdio():
+                ours, theirs = socket.socketpair()
+                self._news = select.epoll()
+                self._uncollected = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                lifeline, self._lifeline = os.pipe()
+            self._control = Channel(ours)
+            self._news.register(ours.fileno(), select.EPOLLIN)
+            self._news.register(self._uncollected, select.EPOLLIN)
             try:
-                self.pid = self._template.make(theirs.fileno(), lifeline)
+                self._template, self.pid = fork_server(tuple(preload), warm, theirs.fileno(), lifeline)
+            except BaseException:
+                self.close(0.0)
+                raise
             finally:
                 theirs.close()
                 os.close(lifeline)
-        except BaseException:
-            self.close(0.0)
-            raise
 
     def __repr__(self) -> str:
         return f"<ForkServer pid={self.pid} {self._state.value} | {len(self._running)} children>"
@@ -156,7 +157,7 @@ class ForkServer:
         """Close every channel, wait up to `grace_seconds` for the children to leave, SIGKILL the rest and whatever
         they started, and reap. Blocks for at most a second more than the grace. Safe to repeat; an interrupt cuts
         the grace short, not the killing. In a forked copy of the driver it only lets go of the copies."""
-        with self._closing:
+        with uninterrupted(), self._closing:
             if self._state is State.CLOSED:
                 return
             is_owner = os.getpid() == self._owner
@@ -200,7 +201,7 @@ class ForkServer:
 
     def _command(self, message: Fork | Signal | Stop, fd: int | None = None) -> None:
         self._drain()  # so that the server is never stuck telling us while we are stuck telling it
-        with self._commanding, suppress(ChannelClosed):  # a lost server shows in the state, not here
+        with uninterrupted(), self._commanding, suppress(ChannelClosed):  # a lost server shows in the state, not here
             self._control.send(message)
             if fd is not None:
                 self._control.send_fd(fd)
@@ -213,13 +214,14 @@ class ForkServer:
             left = deadline - time.monotonic()
             if is_done() or left <= 0 or self._state is not State.OPEN:
                 return
+            let_in()
             # Another thread may take in our news between the look above and the wait below, and nothing would wake
             # us: hence slices.
             with suppress(ChannelClosed):
                 self._control.readable(min(left, SLICE_SECONDS))
 
     def _drain(self) -> None:
-        with self._lock:
+        with uninterrupted(), self._lock:
             try:
                 while self._state is State.OPEN and self._control.readable(0):
                     self._take(self._control.recv())
@@ -258,7 +260,8 @@ class ForkServer:
             self._command(Stop())
             self._await(lambda: False, STOP_SECONDS)  # until the server leaves
         finally:
-            self._template.bury(self.pid)
+            if self._template is not None:
+                give_back(self._template, self.pid)
 
     def _let_go(self) -> None:
         with self._lock:
@@ -271,5 +274,3 @@ class ForkServer:
             self._news.close()
             os.close(self._uncollected)
             os.close(self._lifeline)
-        if os.getpid() == self._owner:
-            give_back(self._template)

@@ -6,6 +6,7 @@ import logging
 import os
 import select
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from windlass.engines._children import ChannelClosed, Child
 from windlass.engines._finished import Finished
 from windlass.engines.nodes import Order
 from windlass.errors import ClusterError
+from windlass.worker.shield import uninterrupted
 
 log = logging.getLogger("windlass")
 
@@ -57,16 +59,14 @@ class Run:
         self._num_replaced: dict[str, int] = {}
         self._poll = select.poll()
         self._added: deque[Child] = deque()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        with uninterrupted():
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._close_wake = weakref.finalize(self, os.close, self._wake)  # once, and with us if we are cut short
         self._lock = threading.Lock()
         self._is_over = False
         self._poll.register(self._wake, select.POLLIN)
-        try:
-            for child in workers:
-                self._begin(child)
-        except BaseException:
-            os.close(self._wake)
-            raise
+        for child in workers:
+            self._begin(child)
 
     def _begin(self, child: Child) -> None:
         try:
@@ -103,7 +103,7 @@ class Run:
         finally:
             with self._lock:
                 self._is_over = True
-                os.close(self._wake)
+                self._close_wake()
 
     def _take_in(self) -> None:
         with suppress(BlockingIOError):

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -25,11 +24,16 @@ from windlass.engines._channel import Channel, ChannelClosed
 from windlass.engines._control import Boot, Buried, Bury, Failed, Made, Make, Place, Ready
 from windlass.engines._launch import above_stdio, is_inheritable, launch
 from windlass.errors import ClusterError, TimeoutError, UsageError
+from windlass.worker.shield import let_in, uninterrupted
 
 START_SECONDS = 120.0
 """For the preload. Raise it if torch is imported from a slow network disk."""
 MAKE_SECONDS = 30.0
+REUSE_SECONDS = 5.0
+"""How long a template that lingered may take to fork a server before another is started in its place."""
 BURY_SECONDS = 1.0
+SLICE_SECONDS = 0.05
+"""How often a wait looks whether Ctrl-C was pressed."""
 LINGER_SECONDS = 1.5
 """How long a template waits for the next server. Nothing is left of a driver's clusters 2 s after their end."""
 PASSING = frozenset({"PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "_", "COLUMNS", "LINES"})
@@ -64,6 +68,7 @@ class Template:
         self.num_users = self.num_made = 0
         self._owner = os.getpid()
         self._lock = threading.Lock()  # a request and its answer are one
+        self._closing = threading.Lock()
         self._tickets = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
         with above_stdio():
@@ -88,40 +93,33 @@ class Template:
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None and self._channel.fileno() >= 0
 
-    def make(self, control: int, lifeline: int) -> int:
+    def make(self, control: int, lifeline: int, seconds: float) -> int:
         """Fork a server that has these two files and the driver's stdout, stderr and environment; its pid."""
         with open(os.devnull, "wb") as nothing:
             files = [control, lifeline, *(fd if is_inheritable(fd) else nothing.fileno() for fd in (1, 2))]
             order = Make(ticket=next(self._tickets), env=dict(os.environ))
-            answer = self._ask(order, files, MAKE_SECONDS, "fork a server")
+            answer = self._ask(order, files, seconds, "fork a server")
         if isinstance(answer, Failed):
             raise ClusterError(f"no fork server could be forked: {answer.reason}")
         assert isinstance(answer, Made)
         return answer.pid
 
     def bury(self, pid: int) -> None:
-        """Kill the server that `make` gave, its children and what they started, and reap it. A template that cannot do
-        it in time is killed, and the kernel kills what it has forked."""
-        if pid < 0:
-            return
-        try:
+        """Kill the server that `make` gave, its children and what they started, and reap it. Raises ClusterError if the
+        template is dead, and TimeoutError if it has not done so yet."""
+        if pid >= 0:
             self._ask(Bury(ticket=next(self._tickets), pid=pid), [], BURY_SECONDS, "bury a server")
-        except (ClusterError, TimeoutError):
-            self.close()
-        except BaseException:
-            with suppress(ChannelClosed):
-                self._channel.send(Bury(ticket=next(self._tickets), pid=pid))
-            raise
 
     def close(self) -> None:
         """Kill and reap it. Safe to repeat; a forked copy of the driver only lets go of its copies."""
-        self._channel.close()
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
-        if self._process is not None and os.getpid() == self._owner:
-            self._process.kill()
-            self._process.wait()
+        with self._closing:
+            self._channel.close()
+            if self._lifeline >= 0:
+                os.close(self._lifeline)
+                self._lifeline = -1
+            if self._process is not None and os.getpid() == self._owner:
+                self._process.kill()
+                self._process.wait()
 
     def _boot(self) -> None:
         preload, warm = self.key.preload, self.key.warm
@@ -135,22 +133,35 @@ class Template:
             warnings.warn(f"{message}: preload only what starts no thread", RuntimeWarning, stacklevel=5)
 
     def _ask(self, message: Boot | Make | Bury, files: list[int], seconds: float, what: str) -> object:
-        ticket = 0 if isinstance(message, Boot) else message.ticket
         deadline = time.monotonic() + seconds
-        try:
-            with self._lock:
+        if self._lock.acquire(timeout=seconds):
+            try:
                 self._channel.send(message)
                 for fd in files:
                     self._channel.send_fd(fd)
-                while self._channel.readable(deadline - time.monotonic()):
-                    answer: Ready | Made | Buried | Failed = self._channel.recv()
-                    if answer.ticket == ticket:
-                        return answer
-                    if isinstance(answer, Made):  # for somebody who was interrupted while it waited
-                        self._channel.send(Bury(ticket=-1, pid=answer.pid))
-        except ChannelClosed:
-            raise ClusterError(f"{self} died before it could {what}") from None
+                if (answer := self._answer(message, deadline)) is not None:
+                    return answer
+            except ChannelClosed:
+                self.close()
+                raise ClusterError(f"{self} died before it could {what}") from None
+            finally:
+                self._lock.release()
         raise TimeoutError(f"{self} did not {what} within {seconds:g} s")
+
+    def _answer(self, message: Boot | Make | Bury, deadline: float) -> Ready | Made | Buried | Failed | None:
+        ticket = 0 if isinstance(message, Boot) else message.ticket
+        while True:
+            left = deadline - time.monotonic()
+            if self._channel.readable(min(left, SLICE_SECONDS)):
+                answer: Ready | Made | Buried | Failed = self._channel.recv()
+                if answer.ticket == ticket:
+                    return answer
+                if isinstance(answer, Made):  # for somebody who was interrupted while it waited
+                    self._channel.send(Bury(ticket=-1, pid=answer.pid))
+            elif left <= 0:
+                return None
+            elif not isinstance(message, Bury):
+                let_in()
 
 
 class Kept:
@@ -161,17 +172,26 @@ class Kept:
         self._template: Template | None = None
         atexit.register(self._leave, os.getpid())
 
-    def take(self, key: Key) -> Template:
+    def take(self, key: Key) -> tuple[Template, bool]:
+        """One that fits, and whether it is new."""
         with self._lock:
             template = self._template
-            if template is None or template.key != key or not template.is_alive:
+            is_new = template is None or template.key != key or not template.is_alive
+            if template is None or is_new:
                 self._template = None
                 if template is not None and not template.num_users:
                     template.close()
                 template = self._template = Template(key)
             template.num_users += 1
             template.num_made += 1
-            return template
+            return template, is_new
+
+    def retire(self, template: Template) -> None:
+        """Nobody is to take it any more. When its last user gives it back it is killed, and the kernel kills what it
+        has forked; until then it lives, because others' servers would die with it."""
+        with self._lock:
+            if self._template is template:
+                self._template = None
 
     def give_back(self, template: Template) -> None:
         with self._lock:
@@ -196,19 +216,41 @@ class Kept:
         template.close()
 
     def _leave(self, owner: int) -> None:
-        if os.getpid() == owner and self._template is not None and not self._template.num_users:
-            self._template.close()
+        if os.getpid() == owner and self._lock.acquire(timeout=1.0):  # a daemon thread may hold it for ever now
+            if self._template is not None and not self._template.num_users:
+                self._template.close()
+            self._lock.release()
 
 
 _kept: dict[int, Kept] = {}
 """By process: what a fork copied is its parent's."""
 
 
-def take_template(preload: tuple[str, ...], warm: str | None) -> Template:
-    """A template for these imports: the one that was used last if it fits, else a new one. To be given back."""
+def fork_server(preload: tuple[str, ...], warm: str | None, control: int, lifeline: int) -> tuple[Template, int]:
+    """A server that has these two files, forked by the template that was used last if it fits, else by a new one. Both
+    are to be given back."""
     kept = _kept.get(os.getpid()) or _kept.setdefault(os.getpid(), Kept())
-    return kept.take(Key.here(preload, warm))
+    while True:
+        template, is_new = kept.take(Key.here(preload, warm))
+        try:
+            return template, template.make(control, lifeline, MAKE_SECONDS if is_new else REUSE_SECONDS)
+        except BaseException as error:
+            if isinstance(error, TimeoutError):
+                kept.retire(template)
+            kept.give_back(template)
+            # One that lingered may have died meanwhile, or was stuck and is killed by now: another is started.
+            if is_new or template.is_alive or not isinstance(error, ClusterError):
+                raise
 
 
-def give_back(template: Template) -> None:
-    _kept[os.getpid()].give_back(template)
+def give_back(template: Template, pid: int) -> None:
+    """Have this server of the template buried, and let go of the template. Nothing interrupts it. A template that
+    cannot bury in time is used no more."""
+    kept = _kept[os.getpid()]
+    with uninterrupted():
+        try:
+            template.bury(pid)
+        except (ClusterError, TimeoutError):
+            kept.retire(template)
+        finally:
+            kept.give_back(template)

@@ -9,6 +9,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -24,6 +25,7 @@ from windlass.server.state import ServerState
 from windlass.trace.collector import check_path
 from windlass.types import Consistency, Node, Role, Sequential, check_consistency
 from windlass.worker.driver import DriverStore
+from windlass.worker.shield import uninterrupted
 from windlass.worker.store import Store
 
 log = logging.getLogger("windlass")
@@ -76,18 +78,19 @@ class Cluster:
         given = {"replicas": replicas, "chaos": OWN_LEDGER if chaos else "", "restores": restores}
         chosen = _options(consistency, options | given)
         self._is_open = True
-        self._engine: ProcessEngine | ThreadEngine
+        make: Callable[[], ProcessEngine | ThreadEngine]
         if engine == "threads" and transport != "auto":
             raise UsageError(f"transport expects 'auto' with engine='threads', got {transport!r}: nodes share memory")
         if engine == "threads":
-            self._engine = ThreadEngine(
-                servers=servers, workers=workers, options=chosen, server_state=state or ServerState
+            make = partial(
+                ThreadEngine, servers=servers, workers=workers, options=chosen, server_state=state or ServerState
             )
         elif engine == "processes":
             if transport == "tls" and chosen.tls is None:
                 raise UsageError("transport='tls' expects tls=(certfile, keyfile, cafile)")
             path = f"{state.__module__}:{state.__qualname__}" if state else ""
-            self._engine = ProcessEngine(
+            make = partial(
+                ProcessEngine,
                 servers=servers,
                 workers=workers,
                 transport=check_transport(transport),
@@ -97,7 +100,7 @@ class Cluster:
             )
         else:
             raise UsageError(f"engine expects 'processes' or 'threads', got {engine!r}")
-        self._engine.open()
+        self._engine = _opened(make)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call `function(store, *args, **kwargs)` in every worker and give the results in rank order.
@@ -177,8 +180,7 @@ class Cluster:
         job = object.__new__(Cluster)
         job.num_servers, job.num_workers, job._is_open = self.num_servers, workers, True
         job._save_plan = SavePlan()
-        job._engine = SharedEngine(self._engine, namespace, workers)
-        job._engine.open()
+        job._engine = _opened(partial(SharedEngine, self._engine, namespace, workers))
         return job
 
     def _check_open(self) -> None:
@@ -187,9 +189,10 @@ class Cluster:
 
     def close(self) -> None:
         """End every node. Safe to repeat."""
-        if self._is_open:
-            self._is_open = False
-            self._engine.close()
+        with uninterrupted():
+            if self._is_open:
+                self._is_open = False
+                self._engine.close()
 
     def __enter__(self) -> Cluster:
         return self
@@ -234,6 +237,20 @@ _here: list[weakref.ref[Store]] = []
 def _joined() -> Store | None:
     store = _here[-1]() if _here else None
     return store if store is not None and store.is_usable else None
+
+
+def _opened(make: Callable[[], ProcessEngine | ThreadEngine]) -> ProcessEngine | ThreadEngine:
+    """An engine whose nodes are up, or nothing. Ctrl-C is let in where this waits for others, and then closes it."""
+    engine: ProcessEngine | ThreadEngine | None = None
+    try:
+        with uninterrupted():
+            engine = make()
+            engine.open()
+        return engine
+    except BaseException:
+        if engine is not None:
+            engine.close()
+        raise
 
 
 _INNER = frozenset({"options", "restores"})  # of Options and Cluster: not for users

@@ -27,12 +27,15 @@ from windlass.errors import ClusterError, UsageError, WindlassError
 from windlass.trace.collector import Collector
 from windlass.types import MANAGER, Incarnation, Role
 from windlass.worker.driver import DriverStore
+from windlass.worker.shield import let_in, uninterrupted
 
 PRELOAD = ("numpy", "msgspec", "windlass.engines.nodes", "windlass.store.kernels")
 STRAGGLE_SECONDS = 1.0
 """After a worker failed: how long `run` waits for the others to hear of it. The next run replaces them anyway."""
 MAX_STARTS = 3
 """How often a worker that is to replace another is started, if it is killed before it has joined."""
+SLICE_SECONDS = 0.05
+"""How often a wait looks whether somebody has died, or Ctrl-C was pressed."""
 JUDGE_SECONDS = 20.0
 """How long the servers wait, at the end, for the `windlass chaos` that wants to see what they have counted."""
 
@@ -81,6 +84,8 @@ class ProcessEngine:
             self._journal = os.memfd_create("windlass-journal")
         manager = self._spawn("manager", "run_manager", Role.MANAGER, 0)
         try:
+            while not manager.channel.readable(SLICE_SECONDS):
+                let_in()
             self.manager = tuple(manager.channel.recv())
         except EOFError:
             raise ClusterError("the manager died while it started; its traceback is on stderr") from None
@@ -159,7 +164,8 @@ class ProcessEngine:
         manager that dies is followed by another."""
         for name in names:
             child = self.children[name]
-            while not child.channel.readable(0.05):
+            while not child.channel.readable(SLICE_SECONDS):
+                let_in()
                 needed = [self.children[other] for other in (names if self._driver is not None else [*self.children])]
                 dead = next((other for other in needed if other.poll() is not None), None)
                 if dead is not None:
@@ -310,28 +316,30 @@ class ProcessEngine:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End every process, then write the trace if there is one. Safe to repeat."""
-        self._await_judged()
-        try:
-            if self._revival is not None:
-                self._revival.close()
-            if self._driver is not None:
-                self._driver.close()
-        finally:
-            if self._journal is not None:
-                os.close(self._journal)
-                self._journal = None
-            if self._beacon is not None:
-                os.close(self._beacon)
-                self._beacon = None
+        """End every process, then write the trace if there is one. Safe to repeat. Ctrl-C shortens the waits in it, and
+        is raised when all is done."""
+        with uninterrupted():
+            self._await_judged()
             try:
-                self.forks.close(grace_seconds=0.5)
+                if self._revival is not None:
+                    self._revival.close()
+                if self._driver is not None:
+                    self._driver.close()
             finally:
-                if self.ledger is not None:
-                    self.ledger.close()
-                if self.collector is not None:
-                    self.collector.write()
+                try:
+                    self.forks.close(grace_seconds=0.5)
+                finally:
+                    self._let_go()
 
+    def _let_go(self) -> None:
+        for fd in (self._journal, self._beacon):  # not before: a manager that still starts opens the journal
+            if fd is not None:
+                os.close(fd)
+        self._journal = self._beacon = None
+        if self.ledger is not None:
+            self.ledger.close()
+        if self.collector is not None:
+            self.collector.write()
 
     def _await_judged(self) -> None:
         """Whoever disturbs this cluster from outside compares what the servers have counted, when all is over."""

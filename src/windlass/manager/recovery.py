@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from windlass._wire.effects import Received
 from windlass.manager.records import Image
-from windlass.types import Incarnation
+from windlass.types import Incarnation, Role
 
 PATIENCE_LEASES = 5.0
 """How many leases a chain is waited for of which nobody has come. After that its shard is lost."""
@@ -14,8 +14,8 @@ PATIENCE_LEASES = 5.0
 
 class Recovery:
     """Pure. The members of the last generation have to come again: each that lives does, as soon as it sees that the
-    manager can be dialled. Who has not come within a lease is gone, unless nobody else is left who holds what it holds:
-    that one is waited for longer. What is asked meanwhile is kept until there is a generation."""
+    manager can be dialled. Who has not come within a lease is gone, unless nobody else is left who holds what it holds,
+    or no other server: that one is waited for longer. What is asked meanwhile is kept until there is a generation."""
 
     def __init__(self, image: Image, lease_seconds: float, dead_pids: Iterable[int]) -> None:
         gone = set(dead_pids)
@@ -47,8 +47,10 @@ class Recovery:
         return leases > (PATIENCE_LEASES if self._is_anything_unseen() else 1.0)
 
     def _is_anything_unseen(self) -> bool:
-        """Whether of some chain nobody has come, though somebody may live."""
+        """Whether of some chain nobody has come, though somebody may live; or of the servers, which the next key will
+        need."""
         chains = [chain for key in self.image.keys.values() for chain in key.chains if chain]
+        chains.append(tuple(who for who, node in self.image.nodes.items() if node.role is Role.SERVER))
         return any(self.missing.issuperset(chain) and not self.dead.issuperset(chain) for chain in chains)
 
     def seconds(self, now: float) -> float:

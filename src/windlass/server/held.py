@@ -225,7 +225,7 @@ def inspect(server: Looked, peer: Incarnation, asked: m.Inspect, trouble: str = 
     if asked.key:
         key = server.keys.get(asked.key)
         if key is None:
-            return "the key was deleted"
+            return m.DELETED
         said = dict.fromkeys(shard.explain(peer) for shard in key.shards.values() if shard.log.is_head)
         trouble = trouble if said else ""
         return "; ".join([*said, *filter(None, [trouble])]) or f"'{key.spec.name}' has moved away from here"

@@ -157,7 +157,7 @@ class ServerState:
         key = self.keys.get(push.key)
         shard = key.shards.get(push.shard) if key is not None else None
         if key is None:
-            problem = "the key was deleted"
+            problem = m.DELETED
         elif shard is None or not shard.speaks:
             return self._keep_for_head(event, push.key, push.shard, shard)
         elif shard.is_whole(push, data):
@@ -245,7 +245,7 @@ class ServerState:
         key = self.keys.get(message.key)
         shard: AnyShard | None = None
         if key is None:
-            problem = "the key was deleted"
+            problem = m.DELETED
         else:
             is_of_slot = type(message) in held.OF_SLOTS
             shard = key.of_slot(message.slot) if is_of_slot else key.shards.get(message.shard)
@@ -289,7 +289,7 @@ class ServerState:
     def _on_order(self, peer: Incarnation, order: m.Read | m.Commit) -> list[Effect]:
         """A driver's order comes to the keeper, which names its round; then to every head, which obeys."""
         key = self.keys.get(order.key)
-        problem = "the key was deleted" if key is None else ""
+        problem = m.DELETED if key is None else ""
         keeper = None if key is None else key.shards.get(0)
         if key is not None and isinstance(order, m.Read):
             problem = held.misread(key, order)
@@ -463,6 +463,7 @@ class ServerState:
         for who in departed:
             for shard in self._shards():
                 shard.drop_reader(who)
+                shard.drop_writer(who)
         effects += moved + (self._beat() if membership.moves else [])
         for shard in self._shards():
             effects += self._told(shard, shard.on_members())

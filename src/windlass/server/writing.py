@@ -32,6 +32,11 @@ class Writes(Refuses):
         for piece, part in zip(write.pieces, data, strict=True):
             staged[piece] = part.copy()  # the sender's memory is its own again once this is answered
 
+    def drop_writer(self, peer: Incarnation) -> None:
+        """It has departed: what it has not committed it will not commit any more."""
+        self._writes.pop(peer, None)
+        self._written.pop(peer, None)
+
     def _commit(self, order: m.Commit) -> list[Effect]:
         number, staged = self._writes.get(order.writer, (-1, {}))
         if number == order.write:

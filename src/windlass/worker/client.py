@@ -14,12 +14,12 @@ import numpy as np
 
 from windlass._transport.base import Hub
 from windlass._wire import messages as m
-from windlass._wire.effects import Dial, Effect, Log, Recycle, Send, Tick
+from windlass._wire.effects import Dial, Effect, Log, Received, Recycle, Send, Tick
 from windlass.errors import ClusterError, TimeoutError, UsageError, WindlassError
 from windlass.trace.recorder import Recorder
 from windlass.types import MANAGER, Bytes, Generation, Incarnation
 from windlass.worker.ops import KeyInfo, Op, Request
-from windlass.worker.shield import Shield
+from windlass.worker.shield import Shield, let_in
 from windlass.worker.state import Call, Submit, WorkerState
 from windlass.worker.task import in_words
 from windlass.worker.turn import Turn
@@ -269,7 +269,14 @@ class Client:
 
     def _step(self, timeout: float) -> None:
         for event in self.hub.poll(timeout):
-            self._perform(self.state.handle(event, time.monotonic()))
+            try:
+                effects = self.state.handle(event, time.monotonic())
+            except Exception:
+                if not isinstance(event, Received):
+                    raise
+                self._hang_up(event)
+            else:
+                self._perform(effects)
         now = time.monotonic()
         if now >= self._next_tick:
             self._next_tick = now + TICK_SECONDS / 2
@@ -279,6 +286,14 @@ class Client:
         self._turn.tell()
         if self.hub.has_unsent:
             self.hub.flush()
+
+    def _hang_up(self, event: Received) -> None:
+        """A message that nobody foresaw must not take the store down with it: its sender loses the link, and is dialled
+        again. As nodes do in their loop."""
+        kind, name = type(event.message).__name__, self.state.name(event.peer)
+        log.exception("a worker could not handle %s from %s", kind, name)
+        if event.peer != MANAGER:
+            self.hub.hangup(event.peer, f"worker-{self.state.rank} could not handle {kind}")
 
     def _pump_held(self) -> None:
         for key in list(self._held):
@@ -356,6 +371,7 @@ class Client:
                     raise self.state.failure
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"the cluster was not complete within {timeout:.0f} s; is the manager running?")
+                let_in()
                 self._step(TICK_SECONDS)
         finally:
             self._turn.give()

@@ -82,7 +82,7 @@ class FilteredKeys(ABC):
                 continue
             if op.clock == need.clock:
                 parts = op.push[need.shard]
-                if need.part < len(parts):
+                if 0 <= need.part < len(parts):
                     parts[need.part] = op.key.filtering.in_full(parts[need.part], need.digest, peer)
             effects += self._send(op, need.shard)
         return effects

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from windlass._wire import messages as m
-from windlass.errors import WindlassError
+from windlass.errors import UsageError, WindlassError
 from windlass.filters import Payload
 from windlass.store.batch import Route
 from windlass.types import Array, Block, Bytes, Chain, Incarnation, KeyId, KeySpec, Lease, Sequential
@@ -265,6 +265,20 @@ def _own(block: Block) -> Block:
     return Block(block.array.copy()) if block.segment < 0 else block
 
 
+class Heard(Protocol):
+    """A task: whether somebody has been told of its error."""
+
+    is_seen: bool
+
+
+def give_up(task: Heard, ops: Iterable[Op]) -> None:
+    """A call on several keys was refused for one of them, and its caller hears of it: these, of the others, will not
+    be started, and their memory is free."""
+    task.is_seen = True
+    for op in ops:
+        op.finish(UsageError("refused for another key of the same call"))
+
+
 class Request(msgspec.Struct, eq=False):
     """One question to one node, or to whoever is the head of a shard; sent again if the link breaks or the shard moves,
     so it must be safe to repeat."""
@@ -295,6 +309,14 @@ def refuse(request: Request, error: WindlassError) -> Call:
 def finish(op: Op, error: WindlassError | None) -> Call:
     """Tell whoever started it that it has ended."""
     return Call(partial(op.finish, error))
+
+
+def refusal(of: Incarnation | KeyInfo | tuple[KeyInfo, int], reason: str) -> UsageError:
+    """What a server said, in full: one that has a key no more does not know its name."""
+    key = of[0] if isinstance(of, tuple) else of
+    if reason == m.DELETED and isinstance(key, KeyInfo):
+        return UsageError(f"'{key.spec.name}' was deleted; create it again")
+    return UsageError(reason)
 
 
 def fits(pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...], itemsize: int) -> bool:

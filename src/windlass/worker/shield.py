@@ -1,8 +1,9 @@
-"""Ctrl-C, put off while a store is in the middle of its work.
+"""Ctrl-C, put off while a store is in the middle of its work, or a cluster in the middle of its opening or closing.
 
 An interrupt is an exception between any two instructions. Where messages are half counted and half sent it would leave
-a store that waits for ever. So while the main thread has the turn, Ctrl-C is noted and wakes the wait; it is raised as
-soon as the turn is given away.
+a store that waits for ever; where processes are half started it would leave them behind. So while the main thread has
+the turn, Ctrl-C is noted and wakes the wait; it is raised as soon as the turn is given away. What takes longer is done
+`uninterrupted`, and lets Ctrl-C in where it waits.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -55,3 +57,41 @@ class Shield:
     def _note(self, signum: int, frame: FrameType | None) -> None:
         self.is_struck = True
         self._wake()
+
+
+class _PutOff:
+    """Whether Ctrl-C was pressed since the handler was exchanged for this one."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], object]) -> None:
+        self.handler = handler
+        self.is_struck = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        self.is_struck = True
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C off until the end of the block, or until `let_in` is called inside it. May be nested: the outermost
+    decides. Does nothing in other threads, or where Ctrl-C is ignored."""
+    handler = _signals.getsignal(_SIGINT) if threading.get_ident() == _MAIN else None
+    if not callable(handler) or isinstance(handler, _PutOff):
+        yield
+        return
+    put_off = _PutOff(handler)
+    try:
+        _signals.signal(_SIGINT, put_off)
+        yield
+    finally:
+        if _signals.getsignal(_SIGINT) is put_off:  # else whoever came later knows better
+            _signals.signal(_SIGINT, handler)
+        if put_off.is_struck:
+            handler(_SIGINT, None)
+
+
+def let_in() -> None:
+    """Inside `uninterrupted`: if Ctrl-C was pressed, let it have its effect here, where it does no harm."""
+    put_off = _signals.getsignal(_SIGINT) if threading.get_ident() == _MAIN else None
+    if isinstance(put_off, _PutOff) and put_off.is_struck:
+        put_off.is_struck = False
+        put_off.handler(_SIGINT, None)

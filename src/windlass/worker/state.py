@@ -18,11 +18,11 @@ from msgspec import structs
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
-from windlass.errors import ClusterError, LostRange, PeerError, UsageError, WindlassError
+from windlass.errors import ClusterError, LostRange, PeerError, WindlassError
 from windlass.types import MANAGER, SERVER, WORKER, Bytes, Chain, Generation, Incarnation, KeyId, Node
 from windlass.worker.filtered import FilteredKeys, encoded
 from windlass.worker.ops import Call as Call
-from windlass.worker.ops import KeyInfo, Op, Request, finish, fits, only, refuse
+from windlass.worker.ops import KeyInfo, Op, Request, finish, fits, only, refusal, refuse
 
 REDIAL_SECONDS = 0.05
 ASK_AGAIN_SECONDS = 0.5
@@ -331,7 +331,7 @@ class WorkerState(FilteredKeys):
                 effects.append(Send(peer, m.Release(pins=pulled.pins)))
             return [*effects, Recycle(data)]
         if pulled.error:
-            op.error = op.error or UsageError(pulled.error)
+            op.error = op.error or refusal(op.key, pulled.error)
         elif op.key.filtering is not None:
             try:
                 data = op.key.filtering.open(pulled, data, op)
@@ -383,7 +383,7 @@ class WorkerState(FilteredKeys):
                 if ack.shard in op.unread:
                     continue  # it is acknowledged with what it reads
                 if ack.error and op.clock == ack.clock:
-                    op.error = op.error or UsageError(ack.error)
+                    op.error = op.error or refusal(op.key, ack.error)
                 op.unacked.discard(ack.shard)
                 if op.is_complete:
                     effects += self._complete(op, op.error)
@@ -412,7 +412,7 @@ class WorkerState(FilteredKeys):
             return [Recycle(data)]
         del self.requests[answer.request]
         if isinstance(answer, m.Refused):
-            error = UsageError(answer.reason) if answer.is_usage else ClusterError(answer.reason)
+            error = refusal(request.to, answer.reason) if answer.is_usage else ClusterError(answer.reason)
             return [refuse(request, error)]
         answered = Call(partial(request.finish, answer, data, None))
         return [answered, Recycle(data)] if data else [answered]

@@ -39,7 +39,7 @@ from windlass.worker.declaring import RESERVED
 from windlass.worker.entry import Entry
 from windlass.worker.filtering import Encoding, unfiltered
 from windlass.worker.landing import Landing
-from windlass.worker.ops import Op
+from windlass.worker.ops import Op, give_up
 from windlass.worker.options import StoreOptions
 from windlass.worker.packing import ids_of
 from windlass.worker.rows import RowLanding, TableEntry
@@ -86,16 +86,20 @@ class Store(Tables):
         items, wanted = items_of(key, value), ids_by_key(key, ids)
         task = Task(self._client, "push", items)
         lease = lease_of(completes)
-        ops = []
-        for name, given in items.items():
-            entry = self._entry(name)
-            if isinstance(entry, TableEntry):
-                no_range(name, range)
-                ops.append(self._push_rows_op(task, entry, given, wanted.get(name), hyper))
-            else:
-                no_ids(name, wanted)
-                ops.append(self._push_op(task, entry, given, range, hyper))
-        waits = tasks_of(after)
+        ops: list[Op] = []
+        try:
+            for name, given in items.items():
+                entry = self._entry(name)
+                if isinstance(entry, TableEntry):
+                    no_range(name, range)
+                    ops.append(self._push_rows_op(task, entry, given, wanted.get(name), hyper))
+                else:
+                    no_ids(name, wanted)
+                    ops.append(self._push_op(task, entry, given, range, hyper))
+            waits = tasks_of(after)
+        except BaseException:
+            give_up(task, ops)
+            raise
         for op in ops:
             op.after, op.completes = waits, lease
         if completes is not None:
@@ -190,23 +194,27 @@ class Store(Tables):
         pulls: list[Op] = []
         ops: list[Op] = []
         is_one = isinstance(key, str)
-        for name, given in items.items():
-            entry = self._entry(name)
-            one_out = out if is_one else (out or {}).get(name)
-            if isinstance(entry, TableEntry):
-                no_range(name, range)
-                op, pull, rows = self._pushpull_rows_ops(task, entry, given, wanted.get(name), hyper, one_out)
-                landings[name] = rows
-                pulls += pull
-            else:
-                no_ids(name, wanted)
-                landing = landings[name] = Landing(
-                    entry, check_range(entry.key, range), is_range=range is not None, out=one_out, view=view
-                )
-                landing.task = task
-                op = self._push_op(task, entry, given, range, hyper, landing, may_borrow=wait)
-            op.after, op.completes = tasks_of(after), lease
-            ops.append(op)
+        try:
+            for name, given in items.items():
+                entry = self._entry(name)
+                one_out = out if is_one else (out or {}).get(name)
+                if isinstance(entry, TableEntry):
+                    no_range(name, range)
+                    op, pull, rows = self._pushpull_rows_ops(task, entry, given, wanted.get(name), hyper, one_out)
+                    landings[name] = rows
+                    pulls += pull
+                else:
+                    no_ids(name, wanted)
+                    landing = landings[name] = Landing(
+                        entry, check_range(entry.key, range), is_range=range is not None, out=one_out, view=view
+                    )
+                    landing.task = task
+                    op = self._push_op(task, entry, given, range, hyper, landing, may_borrow=wait)
+                ops.append(op)
+                op.after, op.completes = tasks_of(after), lease
+        except BaseException:
+            give_up(task, ops)
+            raise
         if completes is not None:
             self._leased.note(completes, task, list(items))
         if is_one:
