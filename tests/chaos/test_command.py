@@ -74,7 +74,7 @@ def test_a_job_that_ends_because_of_it_is_said_to_have_ended_so(script: Path) ->
 
 
 def test_ctrl_c_wakes_the_stopped_and_ends_the_job_with_a_report(script: Path) -> None:
-    with started("chaos", "--stop", "server:0", "--every", "60s", "--", *_run(script, 60.0)) as chaos:
+    with started("chaos", "--stop", "server:0", "--every", "10s", "--", *_run(script, 60.0)) as chaos:
         assert chaos.stderr is not None
         while "stopped server-0" not in chaos.stderr.readline():
             assert chaos.poll() is None
@@ -89,7 +89,7 @@ def test_ctrl_c_wakes_the_stopped_and_ends_the_job_with_a_report(script: Path) -
 
 
 def test_a_job_does_not_outlive_who_disturbs_it(script: Path) -> None:
-    with started("chaos", "--stop", "server:0", "--every", "60s", "--", *_run(script, 60.0)) as chaos:
+    with started("chaos", "--stop", "server:0", "--every", "10s", "--", *_run(script, 60.0)) as chaos:
         assert chaos.stderr is not None
         while "stopped server-0" not in chaos.stderr.readline():
             assert chaos.poll() is None

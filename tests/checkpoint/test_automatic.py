@@ -51,8 +51,10 @@ def test_without_an_interval_a_run_is_saved_when_it_is_over_and_not_when_it_fail
 
 
 def test_what_cannot_be_saved_is_warned_of_and_the_run_goes_on(tmp_path, caplog):
-    (tmp_path / "file").touch()
-    with wl.Cluster(engine="threads", checkpoint=tmp_path / "file", checkpoint_every=0.05) as cluster:
+    place = tmp_path / "place"
+    with wl.Cluster(engine="threads", checkpoint=place, checkpoint_every=0.05) as cluster:
+        place.rmdir()
+        place.touch()
         assert cluster.run(_count, 10, 0.02) == [10.0]
     said = [record.getMessage() for record in caplog.records]
     assert sum("no checkpoint was saved to" in text and "tried again in 0.05 s" in text for text in said) >= 2
@@ -66,6 +68,7 @@ def test_what_cannot_be_saved_is_warned_of_and_the_run_goes_on(tmp_path, caplog)
         ({"checkpoint": "x", "checkpoint_every": 0}, "checkpoint_every expects seconds above 0, or None, got 0"),
         ({"checkpoint": "x", "keep": 0}, "keep expects a whole number of at least 1"),
         ({"checkpoint": 3}, "checkpoint expects a path or a URL, got 3"),
+        ({"checkpoint": __file__}, "checkpoint expects a place to save to: .* cannot be made: File exists"),
         ({"on_server_loss": "retry"}, "on_server_loss expects 'fail' or 'restore', got 'retry'"),
     ],
 )
