@@ -11,9 +11,11 @@ $(VENV)/.base: pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e .
 	touch $@
 
+# pip would compile what it installs on one core, and the tests of every package, too.
 $(VENV)/.ready: $(VENV)/.base
 	@echo "Setting up $(VENV) for development: a minute or two"
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,torch]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -e '.[dev,torch]'
+	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.base
@@ -41,7 +43,7 @@ demo: $(VENV)/.demo
 # compares speeds runs alone.
 JOBS ?= 3
 ALONE := tests/examples/test_stragglers.py
-TORCH := apps behaviour checkpoint cli/test_demo.py collectives store test_arrays.py torch_devices torch_embedding torch_training
+TORCH := apps behaviour checkpoint cli/test_demo.py collectives examples/test_ctr.py store test_arrays.py torch_devices torch_embedding torch_training
 TORCH := $(addprefix tests/,$(TORCH))
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
@@ -65,6 +67,7 @@ bench: $(VENV)/.ready
 	$(BIN)/python -m bench.dense --markdown docs/benchmarks.md
 	$(BIN)/python -m bench.collectives --markdown docs/benchmarks-collectives.md
 	$(BIN)/python -m bench.training --markdown docs/benchmarks.md
+	$(BIN)/python -m bench.accuracy --markdown docs/demo.md
 	$(BIN)/python -m bench.faults --markdown docs/benchmarks-faults.md
 	$(BIN)/python -m bench.filters --markdown docs/filters.md
 	$(BIN)/python -m bench.sparse --markdown docs/benchmarks-sparse.md

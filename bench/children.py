@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import signal
@@ -18,12 +19,23 @@ from typing import Any
 START_SECONDS = 60.0
 STOP_SECONDS = 3.0
 
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that the kernel kills when this one ends, in whatever way: one that is stopped hears of nothing
+    else."""
+    return subprocess.Popen(
+        list(command), preexec_fn=lambda: _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), **options
+    )
+
 
 class Children:
     """Starts commands and waits for `expected` of their processes to call back with their rank.
 
     Leaving the block closes the connections, which is how a child learns that it is over, and kills whoever has not
-    heard. A child of ours that loses its driver ends by the same way.
+    heard. They end with their driver, too, however that ends.
     """
 
     def __init__(self, name: str) -> None:
@@ -38,8 +50,8 @@ class Children:
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._processes.append(
-            subprocess.Popen(
-                list(command),
+            popen(
+                command,
                 env={**os.environ, **environment, "BENCH_KEY": self._key, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),

@@ -231,15 +231,16 @@ def measure_simulation(seconds: float) -> list[Extra]:
         every = crew.explore(range(num_seeds), limits)
         took = time.perf_counter() - began
     return [
-        _simulated("one process", one, one.seconds),
-        _simulated(f"{crew.num_processes} processes", every, took),
+        _simulated("one process", one, one.seconds, 0),
+        _simulated(f"{crew.num_processes} processes, as CI explores", every, took, 50_000),
     ]
 
 
-def _simulated(who: str, tally: Tally, seconds: float) -> Extra:
+def _simulated(who: str, tally: Tally, seconds: float, least: int) -> Extra:
     events, messages = tally.shots.delivered / seconds, tally.shots.messages / seconds
     text = f"{messages:,.0f}/s, of {events:,.0f} events/s ({tally.num_seeds / seconds:.0f} seeds/s)"
-    return Extra(f"simulated protocol messages, {who}", text, Verdict("≥ 50,000/s", messages >= 50_000))
+    verdict = Verdict(f"≥ {least:,}/s", messages >= least) if least else Verdict("", None)
+    return Extra(f"simulated protocol messages, {who}", text, verdict)
 
 
 if __name__ == "__main__":

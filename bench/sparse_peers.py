@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.children import START_SECONDS, STOP_SECONDS, Children
+from bench.children import START_SECONDS, STOP_SECONDS, Children, popen
 from bench.peers import ROOT, MissingPeer
 
 WANTED = {"redis": ("redis", "hiredis"), "rpc": ("torch",), "torch": ("torch",)}
@@ -58,9 +58,7 @@ class Peer:
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # a server would complain that its workers leave
         }
         if self.name == "rpc":
-            self._server = subprocess.Popen(
-                program(num_workers), stdin=subprocess.PIPE, env={**os.environ, **environment}
-            )
+            self._server = popen(program(num_workers), stdin=subprocess.PIPE, env={**os.environ, **environment})
         for rank in range(num_workers):
             self._children.start(program(rank), environment)
         self._children.gather(num_workers)
@@ -87,7 +85,7 @@ class Peer:
             port: int = free.getsockname()[1]
         options = {"port": port, "bind": "127.0.0.1", "save": "", "appendonly": "no", "dir": folder}
         command = ["redis-server", *(str(each) for pair in options.items() for each in (f"--{pair[0]}", pair[1]))]
-        self._server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self._server = popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         until = time.monotonic() + START_SECONDS
         while True:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -95,9 +96,30 @@ def test_a_killed_worker_is_named_with_its_signal():
         return store.pushpull("w", np.ones(4, np.float32), timeout=30).tolist()
 
     with wl.Cluster(servers=1, workers=3) as cluster:
-        with pytest.raises(wl.ClusterError, match=r"worker-2 \(pid \d+\) was killed by SIGKILL during the run"):
+        named = r"worker-2 \(pid \d+\) was killed by SIGKILL during the run; with .*on_worker_loss='continue'"
+        with pytest.raises(wl.ClusterError, match=named) as failure:
             cluster.run(work)
+        assert failure.value.__context__ is None  # how it was noticed is nobody's business
         assert cluster.run(_sum) == [[3.0] * 4] * 3
+
+
+def test_the_death_of_a_server_that_replicas_make_up_for_is_logged_once_and_a_removal_is_not(caplog):
+    def work(store, pid):
+        store.create("w", np.zeros(4, np.float32), update="add")
+        if store.rank == 0 and pid:
+            os.kill(pid, signal.SIGKILL)
+        return store.pushpull("w", np.ones(4, np.float32), timeout=30).tolist()
+
+    with wl.Cluster(servers=3, workers=2, replicas=1) as cluster, caplog.at_level(logging.WARNING):
+        cluster.remove_server("server-2")
+        [pid] = [node.pid for node in cluster.nodes() if node.name == "server-0"]
+        assert cluster.run(work, pid) == [[2.0] * 4] * 2
+        deadline = time.monotonic() + 10
+        while "server-0" not in caplog.text and time.monotonic() < deadline:
+            cluster.run(work, 0)  # the first may be over before the end of the process is known
+        cluster.run(work, 0)
+    assert caplog.text.count(f"server-0 (pid {pid}) was killed by SIGKILL; others have what it held") == 1
+    assert "server-2" not in caplog.text
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -288,6 +310,23 @@ def test_a_sequential_run_repeats_bit_for_bit():
             runs.append(cluster.run(work))
     assert runs[0] == runs[1]
     assert len(set(runs[0])) == 1
+
+
+def test_a_forked_child_is_told_to_open_a_cluster_of_its_own_and_harms_nobody():
+    with wl.Cluster() as cluster, cluster.share("tune") as job:
+        calls = [lambda: cluster.run(_sum), lambda: job.run(_sum), cluster.nodes, cluster.add_server, cluster.store]
+        if (pid := os.fork()) == 0:
+            num_told = 0
+            try:
+                for call in calls:
+                    with pytest.raises(wl.UsageError, match=r"^this cluster is another process's: after a fork"):
+                        call()
+                    num_told += 1
+                cluster.close()
+            finally:
+                os._exit(num_told)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == len(calls)
+        assert cluster.run(_sum) == job.run(_sum) == [[1.0] * 4]
 
 
 def test_a_checkpoint_carries_values_and_optimizer_state_to_another_number_of_servers(tmp_path):

@@ -120,7 +120,7 @@ def test_a_follower_keeps_the_clock_of_a_worker_that_it_is_yet_to_hear_of() -> N
 
 def lesson(number: int, index: int, **counts: Any) -> tuple[m.Show, list[m.ShowSlot]]:
     """How a shard is shown whose last entry is this."""
-    begun = {"base": 0, "resting": [], "leases": {}, "counted": {}, "refused": [], "seen": {}}
+    begun = {"base": 0, "resting": [], "leases": {}, "repeats": {}, "counted": {}, "refused": [], "seen": {}}
     show = m.Show(key=KEY, shard=0, lesson=number, index=index, counts={**begun, **counts})
     meta = {"content": {"size": 4, "dtype": "int64", "spans": [[0, 4, 0]]}, "rounds": 0, "missing": 0, "time": 0.0}
     slots = [
@@ -183,3 +183,26 @@ def test_a_manager_that_is_back_tells_who_is_here_before_it_tells_of_keys() -> N
         effects = manager.handle(Received(who, m.Join(role=role, pid=who, addresses=())), 0.0)
         said += [type(one.message).__name__ for one in effects if isinstance(one, Send) and one.peer == HEAD]
     assert said.index("Membership") < said.index("Place")
+
+
+def test_a_head_reports_a_round_once_its_chain_has_the_one_before() -> None:
+    """Else the keeper could be two rounds ahead of who becomes the head, and only says again how the last one ended."""
+    keeper, next_ = HEAD, NEXT
+    me = Follower(Sequential(), (keeper,))
+    me.hear(MANAGER, m.Forget(request=0, name="w", key=KEY))
+    me.hear(MANAGER, m.Place(key=KEY, spec=spec(Sequential()), chains=((keeper,), (ME, next_))))
+
+    def reported(said: list[tuple[Incarnation, m.AnyMessage]]) -> list[int]:
+        return [message.round for peer, message in said if peer == keeper and isinstance(message, m.Staged)]
+
+    def push(clock: int) -> list[tuple[Incarnation, m.AnyMessage]]:
+        message = m.Push(key=KEY, shard=1, clock=clock, since=0, part=0, parts=1, pieces=((1, 0, 4),))
+        return me.hear(W0, message, [1] * 4)
+
+    me.hear(next_, m.Beat(sent=0.0, is_answer=True))
+    me.hear(W0, m.Init(request=1, key=KEY, shard=1, pieces=((1, 0, 4),)), [0] * 4)
+    me.hear(next_, m.Replicated(key=KEY, shard=1, index=1))
+    assert reported(push(1)) == [1]
+    assert reported(push(2)) == [1]  # which is not closed yet
+    assert reported(me.hear(keeper, m.Close(key=KEY, shard=1, round=1, members=(W0,)))) == []
+    assert reported(me.hear(next_, m.Replicated(key=KEY, shard=1, index=2))) == [2]

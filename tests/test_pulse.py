@@ -39,8 +39,10 @@ class Rig:
     def do(self, event: object) -> list[Effect]:
         return self.state.handle(event, self.now)  # type: ignore[arg-type]
 
-    def pass_time(self, seconds: float, *silent: Incarnation, step: float = LEASE / 8) -> list[Effect]:
-        """Time passes; everybody answers but these."""
+    def pass_time(
+        self, seconds: float, *silent: Incarnation, step: float = LEASE / 8, makers: tuple[Incarnation, ...] = ()
+    ) -> list[Effect]:
+        """Time passes; everybody answers but these. The manager says who makes room for a key."""
         effects: list[Effect] = []
         for _ in range(round(seconds / step)):
             self.now += step
@@ -48,7 +50,8 @@ class Rig:
             effects += said
             for one in said:
                 if isinstance(one, Send) and isinstance(one.message, m.Beat) and one.peer not in silent:
-                    self.do(Received(one.peer, m.Beat(sent=one.message.sent, is_answer=True)))
+                    told = makers if one.peer == MANAGER else ()
+                    self.do(Received(one.peer, m.Beat(sent=one.message.sent, is_answer=True, makers=told)))
         return effects
 
     def push(self, clock: int) -> list[Effect]:
@@ -97,6 +100,26 @@ def test_one_that_does_not_answer_on_an_open_link_is_named_too() -> None:
     assert _named(rig.pass_time(LEASE / 4)) == ()
 
 
+def test_one_that_makes_room_for_a_key_is_not_missed_until_a_lease_after_it_should_have() -> None:
+    rig = Rig()
+    effects = rig.pass_time(5 * LEASE, AFTER, makers=(AFTER,))
+    assert (_named(effects), [one for one in effects if isinstance(one, Log)]) == ((), [])
+    assert _named(rig.pass_time(0.9 * LEASE, AFTER)) == ()
+    assert _named(rig.pass_time(0.5 * LEASE, AFTER)) == (AFTER,)
+
+
+def test_one_that_is_out_of_reach_already_stays_so_while_it_makes_room() -> None:
+    rig = Rig()
+    rig.pass_time(1.5 * LEASE, AFTER)
+    assert _named(rig.pass_time(LEASE, AFTER, makers=(AFTER,))) == (AFTER,)
+
+
+def test_what_a_silent_manager_has_said_of_makers_holds_for_a_lease() -> None:
+    rig = Rig()
+    rig.pass_time(LEASE, AFTER, makers=(AFTER,))
+    assert _named(rig.pass_time(2.5 * LEASE, AFTER, MANAGER)) == (AFTER,)
+
+
 def test_whoever_slept_blames_nobody_for_that_time() -> None:
     rig = Rig()
     rig.pass_time(LEASE)
@@ -137,3 +160,29 @@ def test_whoever_asks_what_it_waits_for_is_told_whom_the_server_misses() -> None
     assert answer.detail == (
         "round 1 of 'w' is staged here and waits for another shard of the key; has not reached server-0 for 0.8 s"
     )
+
+
+def test_a_new_key_asks_those_it_needs_unless_they_have_just_answered():
+    rig = Rig()
+    rig.pass_time(LEASE / 8)
+    place = m.Place(key=KeyId(2), spec=SPEC, chains=((KEEPER,), (ME, AFTER)))
+    assert rig.do(Received(MANAGER, place)) == [Send(MANAGER, m.Placed(key=KeyId(2)))]
+    rig.pass_time(LEASE, AFTER)
+    rig.now += LEASE / 16  # no beat is due, and AFTER's word is out
+    said = rig.do(Received(MANAGER, m.Place(key=KeyId(3), spec=SPEC, chains=((KEEPER,), (ME, AFTER)))))
+    assert [one.peer for one in said if isinstance(one, Send) and isinstance(one.message, m.Beat)] == [
+        MANAGER, KEEPER, AFTER,
+    ]  # fmt: skip
+
+
+def test_a_word_to_settle_that_is_late_stops_nobody():
+    rig = Rig()
+    nodes = tuple(rig.state.nodes.values())
+    moves = (m.Move(key=KEY, shard=1, chain=(ME,), is_settled=True),)
+    rig.do(Received(MANAGER, m.Membership(term=1, number=2, nodes=nodes, reason="test", moves=moves)))
+    late = m.Settle(key=KEY, shard=1, term=1, number=1)
+    assert _sent(rig.do(Received(MANAGER, late)), m.Settled) == []
+    assert [peer for peer, _ in _sent(rig.push(1), m.Staged)] == [KEEPER]  # it goes on
+    now = m.Settle(key=KEY, shard=1, term=1, number=2)
+    rig.do(Received(KEEPER, m.Close(key=KEY, shard=1, round=1, members=(WORKER,))))
+    assert [peer for peer, _ in _sent(rig.do(Received(MANAGER, now)), m.Settled)] == [MANAGER]

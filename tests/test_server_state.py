@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from windlass._wire import messages as m
-from windlass._wire.effects import LinkDown, LinkUp, Received, Send
+from windlass._wire.effects import LinkDown, LinkUp, Received, Send, Tick
 from windlass.server.state import ServerConfig, ServerState
 from windlass.types import MANAGER, Heap, Incarnation, KeyId, KeySpec, Node, Role, Rule, Sequential
 
@@ -158,3 +158,24 @@ def test_what_a_departed_worker_has_written_and_not_committed_is_let_go():
         assert sent(state.handle(Received(who, write, (np.ones(4096).view(np.uint8),)), 0), m.Done)
     state.handle(membership(2, W1), 0)
     assert list(state.keys[KEY].shards[0]._writes) == [W1]
+
+
+def test_what_a_driver_has_written_is_let_go_when_it_is_dead_or_away_for_a_lease():
+    """It is no member: only its link tells. One that is back within a lease commits what it has written."""
+    dead, away, back = Incarnation(31), Incarnation(32), Incarnation(33)
+    state = server()
+    for who in (dead, away, back):
+        state.handle(LinkUp(who), 0)
+        write = m.Write(request=7, key=KEY, shard=0, pieces=WHOLE, write=1)
+        assert sent(state.handle(Received(who, write, (np.ones(4096).view(np.uint8),)), 0), m.Done)
+        state.handle(LinkDown(who, "broken", is_death=who == dead), 1.0)
+    writes = state.keys[KEY].shards[0]._writes
+    state.handle(Tick(), 1.1)
+    assert list(writes) == [away, back]
+    state.handle(LinkUp(back), 1.2)
+    state.handle(Tick(), 1.2 + state.config.lease_seconds)
+    assert list(writes) == [back]
+    order = m.Commit(request=8, key=KEY, writer=back, write=1)
+    effects = state.handle(Received(back, order), 9.0)
+    assert sent([one for later in effects for one in state.handle(later, 9.0)], m.Done)
+    assert not writes

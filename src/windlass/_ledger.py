@@ -19,6 +19,7 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Callable
 from enum import IntEnum
 
 import msgspec
@@ -69,6 +70,9 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     nodes: frozenset[int] = frozenset()
     sides: tuple[tuple[int, ...], ...] = ()
     until: float = 0.0
+
+
+_faults_decoder = msgspec.msgpack.Decoder(Faults)
 
 
 class Row:
@@ -156,7 +160,7 @@ class Ledger:
         data = bytes(self._memory[FAULTS_AT : FAULTS_AT + length])
         if self.sequence != before:
             return None
-        return before, msgspec.msgpack.decode(data, type=Faults) if length else Faults()
+        return before, _faults_decoder.decode(data) if length else Faults()
 
     # --- the rows -----------------------------------------------------------------------------------------------------
 
@@ -190,12 +194,14 @@ class Ledger:
     def tell(self, phase: Phase) -> None:
         self._numbers[_PHASE] = phase
 
-    def await_judged(self, seconds: float) -> bool:
-        """Wait until whoever made this ledger has seen what it wants to see, or is no more."""
+    def await_judged(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
+        """Wait until whoever made this ledger has seen what it wants to see, or is no more. `meanwhile` is called again
+        and again, and may raise."""
         deadline = time.monotonic() + seconds
         while self.phase is not Phase.JUDGED:
             if not os.path.exists(self.path) or time.monotonic() > deadline:
                 return False
+            meanwhile()
             time.sleep(0.01)
         return True
 

@@ -72,8 +72,8 @@ class DamagedCheckpoint(ClusterError):
 
     def __init__(self, path: str, problems: Sequence[str], instead: str = "load an earlier one") -> None:
         super().__init__(
-            f"the checkpoint '{path}' is damaged: {'; '.join(problems)}; {instead}, "
-            "`windlass checkpoint ls` shows what there is"
+            f"the checkpoint '{path}' is damaged: {'; '.join(problems)}; {instead}; "
+            "`windlass checkpoint verify` reads all of one"
         )
         self.path, self.problems, self.instead = path, tuple(problems), instead
 
@@ -83,3 +83,25 @@ class DamagedCheckpoint(ClusterError):
 
 class PeerError(WindlassError, ConnectionError):
     """A peer broke protocol; its link is closed and no other link is harmed."""
+
+
+MAX_TEXT = 2000
+"""How many characters of a foreign error's text are passed on."""
+
+
+def text_of(error: BaseException) -> str:
+    """The text of what code that is not ours has raised, so that it can be sent: it is not too long, it can be encoded
+    (a file's name in it may not), and an error that cannot even say what it is does no harm."""
+    try:
+        text = str(error)
+    except Exception as problem:
+        text = f"(its text cannot be had: {type(problem).__name__})"
+    if len(text) > MAX_TEXT:
+        text = f"{text[:MAX_TEXT]}… ({len(text):,} characters)"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def in_words(error: BaseException) -> str:
+    """The same, after its kind."""
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -36,7 +36,15 @@ Array = npt.NDArray[Any]
 MAX_CHUNK_BYTES = 32 << 20
 """The largest slot: its widest array, a float32 copy of a 16-bit value, still fits into one frame."""
 
+FITTING_SLOTS = (48, 24, 12, 6, 4, 3, 2, 1)
+"""How a value is cut where nobody says: into as many slots as it fills, or into a multiple of the first. They can be
+shared out evenly among many numbers of servers."""
+FITTING_CHUNK_BYTES = (3 << 18, 4 << 20)
+"""From how much a slot is one, for each costs a round some work of its own; and up to how much."""
+
 MAX_SLOTS = 1 << 16
+RESERVED = "windlass/"
+"""Names of keys that begin so are the store's own."""
 
 
 class Role(StrEnum):
@@ -132,7 +140,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     dim: int
     init: Rule
-    slots: int = 16
+    slots: int = 24
     admit_after: int = 1
     max_rows: int | None = None
     ttl_updates: int | None = None
@@ -226,6 +234,15 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return slots.start, slots.stop
         slot_size = self.slot_size
         return slots.start * slot_size, min(self.size, slots.stop * slot_size)
+
+
+def fitting_chunk_bytes(nbytes: int) -> int:
+    """How large the slots of a value are where nobody says. It depends on nothing else, so that every worker, and a
+    checkpoint that is loaded on another number of servers, come to the same."""
+    least, most = FITTING_CHUNK_BYTES
+    slots = next((slots for slots in FITTING_SLOTS if slots * least <= nbytes), 1)
+    times = -(-nbytes // (slots * most)) or 1
+    return -(-nbytes // (slots * times * 4096)) * 4096 or 4096
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):

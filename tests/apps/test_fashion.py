@@ -188,6 +188,9 @@ def test_a_directory_of_idx_files_is_read_packed_or_not(tmp_path) -> None:
 
 
 def test_a_directory_without_the_files_is_named_with_what_is_missing(tmp_path) -> None:
+    with pytest.raises(UsageError, match=r"got .*nothing, where there is no directory"):
+        find(str(tmp_path / "nothing"), Places(NOWHERE), print)
+    (tmp_path / "nothing").mkdir()
     with pytest.raises(UsageError, match=r"got .*nothing, which has no t10k-labels-idx1-ubyte.gz"):
         find(str(tmp_path / "nothing"), Places(NOWHERE), print)
 

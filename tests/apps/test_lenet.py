@@ -67,11 +67,12 @@ def train(source: Source, workers: int, devices: int, *, engine: str = "threads"
 
 
 def assert_same(found: Parameters, expected: Parameters) -> None:
-    """To float32 rounding: a ten-thousandth of how far a parameter has come since its first value."""
+    """To float32 rounding: a thousandth of how far a parameter has come since its first value. Rounding alone is a
+    hundredth of that; but where it moves an input of a ReLU across 0, a gradient jumps, on some processors."""
     for name, first in lenet.lenet(0).state_dict().items():
         moved = (expected[name] - first).abs().max()
         assert moved > 1e-5
-        assert (found[name] - expected[name]).abs().max() < 1e-4 * moved, name
+        assert (found[name] - expected[name]).abs().max() < 1e-3 * moved, name
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import windlass as wl
-from windlass.testing.examples import Failing
+from windlass.testing.examples import Failing, Mute, Rude
 
 from .conftest import WORKERS
 
@@ -47,8 +48,12 @@ def complaints(cluster, key, *calls):
         (lambda s, k: s.push(k, VALUE[:4], range=(6, 10)), r"'KEY': range expected within \[0, 8\), got \(6, 10\)"),
         (lambda s, k: s.push(k, VALUE[:4], range=(0, 3)), r"expected shape \(3,\), got \(4,\)"),
         (lambda s, k: s.pull(k, range=(-1, 3)), r"'KEY': range expected within \[0, 8\), got \(-1, 3\)"),
-        (lambda s, k: s.pull(k, range="ab"), r"range expected \(lo, hi\), got 'ab'"),
-        (lambda s, k: s.pull(k, out=np.zeros(7, np.float32)), r"out expected float32 of shape \(8,\), got .*\(7,\)"),
+        (lambda s, k: s.pull(k, range="ab"), r"range expected \(lo, hi\), two whole numbers, got 'ab'"),
+        (lambda s, k: s.pull(k, range=(0.5, 3)), r"'KEY': range expected .*, two whole numbers, got \(0.5, 3\)"),
+        (
+            lambda s, k: s.pull(k, out=np.zeros(7, np.float32)),
+            r"pull\('KEY'\): out expected float32 of shape \(8,\), got .*\(7,\)",
+        ),
         (lambda s, k: s.pull(k, out=np.broadcast_to(VALUE, (8,))), "out expected a writable array"),
         (
             lambda s, k: s.create(k, np.zeros(5, np.float32), update="add"),
@@ -61,6 +66,10 @@ def complaints(cluster, key, *calls):
         ),
         (lambda s, k: s.create("", VALUE), "a key is a string of 1 to 512 bytes, got ''"),
         (lambda s, k: s.create("x" * 600, VALUE), "a key is a string of 1 to 512 bytes"),
+        (lambda s, k: s.create("\udcff", VALUE), r"a key is a string that can be written in UTF-8, got '\\udcff'"),
+        (lambda s, k: s.create("x", np.broadcast_to(np.float32(0), 2**38)), r"\(274877906944,\) is 1,024.0 GiB, and"),
+        (lambda s, k: s.create("x", torch.zeros(1).expand(2**38)), "is 1,024.0 GiB, and this machine has"),
+        (lambda s, k: s.push(k, np.broadcast_to(np.float32(0), 2**38)), "is 1,024.0 GiB, and this machine has"),
         (lambda s, k: s.create(k + "y", np.zeros(3, "complex64")), "expected a dtype among .*, got complex64"),
         (lambda s, k: s.create(k + "z", np.zeros(3, np.int32), update=wl.SGD(lr=1)), "int32"),
         (lambda s, k: s.create(k + "r", VALUE, reduce="median"), "median"),
@@ -80,6 +89,7 @@ def complaints(cluster, key, *calls):
         (lambda s, k: s.push(k, None), r"push\('KEY'\): expected a value, got None"),
         (lambda s, k: s.pull(3), "a key is a string, got int"),
         (lambda s, k: s.push(k, VALUE, hyper=0.1), "hyper expects a mapping"),
+        (lambda s, k: s.push(k, VALUE, hyper={"lr": 10**400}), "hyper expects a mapping of names to numbers"),
         (lambda s, k: s.assign(k, VALUE), "only the driver can assign"),
     ],
 )
@@ -125,6 +135,40 @@ def test_an_updater_that_raises_is_told_to_its_pushers_and_the_server_lives(clus
         return store.pushpull(f"{key}/other", np.ones(4, np.float32)).tolist()
 
     assert cluster.run(work) == [[float(WORKERS)] * 4] * WORKERS
+
+
+def test_an_updater_that_calls_exit_or_whose_error_cannot_be_sent_harms_no_server(cluster, key):
+    def work(store):
+        store.create(key, np.zeros(4, np.float32), reduce="mean", update=Rude())
+        said = []
+        for number in (-1, -2, -3, -4):
+            with pytest.raises(wl.UsageError, match=r"the update of '.*' failed: ") as caught:
+                store.push(key, np.full(4, number, np.float32)).wait()
+            said.append(str(caught.value).partition("failed: ")[2])
+        return said, store.pushpull(key, np.ones(4, np.float32)).tolist()
+
+    for said, value in cluster.run(work):
+        assert said[:2] == ["SystemExit: this updater leaves", "Mute: (its text cannot be had: ArithmeticError)"]
+        assert said[2] == r"FileNotFoundError: [Errno 2] not there: '\udcff.txt'"
+        assert re.fullmatch(r"ValueError: so so so .{1900,2000}… \(3,000,000 characters\)", said[3])
+        assert value == [1.0] * 4
+    assert {node.state for node in cluster.nodes() if node.name.startswith("server-")} == {"alive"}
+
+
+@pytest.mark.parametrize("error", [ValueError(os.fsdecode(b"\xff.txt")), Mute()], ids=["a file's name", "mute"])
+def test_an_error_whose_text_cannot_be_sent_comes_as_it_is_and_the_others_are_told(cluster, key, error):
+    def work(store):
+        store.create(key, np.zeros(4, np.float32))
+        if store.rank == 1:
+            raise error
+        store.pushpull(key, np.ones(4, np.float32))
+
+    began = time.monotonic()
+    with pytest.raises(type(error)) as caught:
+        cluster.run(work)
+    assert time.monotonic() - began < 5
+    assert "raised in worker-1" in "".join(caught.value.__notes__)
+    assert cluster.run(lambda store: store.rank) == list(range(WORKERS))
 
 
 def test_a_wait_ends_at_its_deadline_and_names_whom_it_waited_for(cluster, key):
@@ -247,6 +291,17 @@ def test_a_key_that_somebody_has_deleted_is_named():
         cluster.run(work)
 
 
+def test_whoever_asks_for_a_key_that_is_not_there_hears_of_those_that_users_made():
+    def work(store):
+        store.create("mine", VALUE)
+        store.barrier()
+        with pytest.raises(wl.UsageError, match=r"^no key 'mime'; create it first \(keys: 'mine'\)$"):
+            store.pull("mime")
+
+    with wl.Cluster(engine="threads", workers=2) as cluster:
+        cluster.run(work)
+
+
 def test_names_that_are_the_stores_own_are_refused():
     with pytest.raises(wl.UsageError, match="begin with 'windlass/' are the store's own"):
         wl.Store().create("windlass/mine", VALUE)
@@ -258,7 +313,7 @@ def test_not_a_number_is_refused_where_asked():
     store.create("b", torch.zeros(5, dtype=torch.bfloat16))
     with pytest.raises(wl.UsageError, match=r"push\('w'\): expected finite values, got NaN or infinity \(first at 3\)"):
         store.push("w", np.array([0, 1, 2, np.nan, np.inf], np.float32))
-    with pytest.raises(wl.UsageError, match=r"push\('b'\): expected finite values"):
+    with pytest.raises(wl.UsageError, match=r"push\('b'\): expected finite values, got NaN or infinity \(first at 3\)"):
         store.push("b", torch.tensor([0, 0, 0, float("inf"), 0], dtype=torch.bfloat16))
     assert store.pushpull("w", np.ones(5, np.float32)).tolist() == [1.0] * 5
 
@@ -268,9 +323,17 @@ def test_a_closed_store_says_so():
     store.create("w", VALUE)
     store.close()
     store.close()
-    for call in (lambda: store.push("w", VALUE), lambda: store.pull("w"), lambda: store.create("v", VALUE)):
-        with pytest.raises(wl.UsageError, match="the store is closed"):
+    calls = {
+        "push('w')": lambda: store.push("w", VALUE),
+        "pull('w')": lambda: store.pull("w"),
+        "pushpull('w')": lambda: store.pushpull({"w": VALUE}),
+        "create('v')": lambda: store.create("v", VALUE),
+        "looking for 'v'": lambda: store.push("v", VALUE),
+    }
+    for called, call in calls.items():
+        with pytest.raises(wl.UsageError) as caught:
             call()
+        assert str(caught.value).startswith(f"{called}: expected an open store, but the store is closed")
     assert "closed" in repr(store)
 
 

@@ -45,7 +45,7 @@ IDS = np.array([1, 2])
         (lambda s, k: s.table("nowhere"), "no key 'nowhere'"),
         (lambda s, k: s.pull(k, ids=IDS, out=np.zeros((2, 4), np.float32)), r"out expected float32 of shape \(2, 3\)"),
         (lambda s, k: s.pull(k, range=(5, 1)), r"range expected lo <= hi, got \(5, 1\)"),
-        (lambda s, k: s.pull(k, range="ab"), r"range expected \(lo, hi\), got 'ab'"),
+        (lambda s, k: s.pull(k, range="ab"), r"range expected \(lo, hi\), two whole numbers, got 'ab'"),
         (lambda s, k: s.pull(k, range=(1, 2), ids=IDS), "range= and ids= exclude each other"),
         (lambda s, k: s.pull([k, k], range=(1, 2)), "say which rows by ids="),
         (lambda s, k: s.push(k, ROWS, ids=IDS, hyper={"momentm": 1}), r"push\('KEY', .* 'momentm' is unknown to SGD"),
@@ -147,6 +147,48 @@ def test_numbers_that_the_updater_has_not_got_are_refused_before_anything_is_sen
     assert store.pushpull("v", grad, hyper={"lr": 0.5}).tolist() == [-0.5, -0.5]
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        len,
+        list,
+        lambda table: 1 in table,
+        lambda table: table.nbytes,
+        lambda table: table.num_candidates,
+        lambda table: table.pull(ids=IDS),
+        lambda table: table.pull(range=(0, 9)),
+        lambda table: table.push(ROWS, ids=IDS).wait(),
+    ],
+)
+def test_a_table_that_somebody_has_deleted_is_named(cluster, key, call):
+    def work(store):
+        table = store.create_table(key, dim=3, consistency=wl.Eventual())
+        table.push(ROWS, ids=IDS).wait()
+        store.barrier()
+        if store.rank == 0:
+            store.delete(key)
+        store.barrier()
+        with pytest.raises(wl.UsageError) as caught:
+            call(table)
+        return str(caught.value)
+
+    first, *others = cluster.run(work)
+    assert f"'{key}'" in first
+    assert others == [f"'{key}' was deleted; create it again"] * (WORKERS - 1)
+
+
+def test_to_delete_what_is_not_there_is_harmless_and_what_is_no_name_is_refused():
+    store = wl.Store()
+    store.create("w", np.zeros(3, np.float32), update="add")
+    store.create_table("emb", dim=3)
+    for name in ("w", "emb", "w", "emb", "nowhere"):
+        store.delete(name)
+        known = store.keys()
+        assert name not in known
+    with pytest.raises(wl.UsageError, match="a key is a string, got int"):
+        store.delete(5)
+
+
 @pytest.mark.parametrize("rows", [0, -1, 1.5, "many"])
 def test_pages_of_no_rows_are_refused_at_once(rows):
     table = wl.Store().create_table("emb", dim=2)
@@ -205,8 +247,8 @@ def test_a_push_that_would_outgrow_max_bytes_leaves_every_slot_of_its_shard_as_i
     options = KINDS[transport] | {"servers": replicas + 1, "workers": 2, "replicas": replicas, "timeout": 20}
     with wl.Cluster(**options) as cluster:
         for said, count, largest in cluster.run(work):
-            refused = "'emb' has taken nothing of this push: the table would outgrow max_bytes"
-            assert all(refused in one for one in said), said
+            refused = r"'emb' has taken nothing of this push: the table would outgrow max_bytes"
+            assert all(re.search(refused, one) for one in said), said
             assert "Raise max_bytes, or let rows go: max_rows" in said[0]
             assert (count, largest) == (few.size, 2)
         if replicas:
@@ -214,6 +256,16 @@ def test_a_push_that_would_outgrow_max_bytes_leaves_every_slot_of_its_shard_as_i
             ids, rows = cluster.store().pull("emb", range=(0, 100_000))
             assert ids.tolist() == sorted(few.tolist())
             assert (rows == 2).all()
+
+
+def test_a_push_without_rounds_that_fits_into_some_shards_only_is_taken_by_none():
+    store = wl.Store()
+    table = store.create_table("emb", dim=4, max_bytes=300_000, consistency=wl.Eventual())
+    way = route(np.arange(100_000), 16)
+    ids = np.concatenate([way.ids[:5], way.ids[way.bounds[15] :]])  # a few of the first slot, and all of the last
+    with pytest.raises(wl.UsageError, match=r"^'emb' has taken nothing of this push: the table would"):
+        store.push("emb", np.ones((ids.size, 4), np.float32), ids=ids).wait()
+    assert len(table) == 0
 
 
 @pytest.mark.parametrize("transport", ["embedded", "threads"])

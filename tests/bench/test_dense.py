@@ -6,21 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.bench.pages import ROOT, section
 
 
 def test_a_tiny_run_without_peers_writes_its_section_between_the_markers(tmp_path: Path) -> None:
-    page = tmp_path / "benchmarks.md"
-    page.write_text("# Before\n\n<!-- bench.dense begin -->\nold\n<!-- bench.dense end -->\n\nAfter.\n")
     options = "--without gloo --without mpi --workers 2 --elements 256 --alternations 1 --sample-seconds 0.01 "
     options += "--no-extras --only shm"
-    command = [sys.executable, "-m", "bench.dense", *options.split(), "--markdown", str(page)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
-    text = page.read_text()
-    assert "old" not in text
-    assert text.startswith("# Before\n")
-    assert text.endswith("\n\nAfter.\n")
+    text = section("dense", options.split(), tmp_path / "benchmarks.md")
     assert "| 2 | 1 KiB | Windlass, plain arrays |" in text
     assert "python -m bench.dense --without gloo" in text
 

@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from windlass._ledger import Faults, Ledger, Phase, open_ledger
-from windlass.chaos.accounting import Books, Shard, Tally, judge, read_books, read_shards, tallies
+from windlass.chaos.accounting import (
+    Books,
+    Samples,
+    Shard,
+    Tally,
+    count_samples,
+    judge,
+    read_books,
+    read_shards,
+    tallies,
+)
 from windlass.chaos.report import Fault, Report
 from windlass.errors import ClusterError
 from windlass.types import Incarnation
@@ -106,6 +116,24 @@ def test_pushes_that_go_on_while_the_books_are_read_are_no_mistake() -> None:
     books = _books({ALICE: (8, 8)}, _tally(ALICE, acked=5, begun=6))
     assert judge(books).twice
     assert not judge(replace(books, after=(_tally(ALICE, acked=9, begun=10),))).twice
+
+
+def _heads(*shards: tuple[list[Any], int]) -> dict[str, Any]:
+    """What a cluster says of itself whose first epoch, of five batches of two samples, is done."""
+    counts = {
+        number: {"is_head": True, "batches": {"work": counted}, "repeats": {"work": repeats} if repeats else {}}
+        for number, (counted, repeats) in enumerate(shards)
+    }
+    work = {"name": "work", "size": 10, "batch_size": 2, "epoch": 1}
+    return {"workloads": {"work": work}, "servers": {"server-0": {"keys": {"w": {"counts": counts}}}}}
+
+
+def test_a_sample_is_missed_if_one_shard_lacks_it_and_repeated_if_one_has_it_twice() -> None:
+    assert count_samples({}) is None
+    assert count_samples(_heads(([5, []], 0), ([7, []], 0))) == Samples(repeated=0, missed=0, total=10)
+    assert count_samples(_heads(([5, []], 0), ([2, [3, 4]], 0))) == Samples(repeated=0, missed=2, total=10)
+    assert count_samples(_heads(([1, [2, 3, 4]], 0), ([2, [3, 4]], 0))) == Samples(repeated=0, missed=4, total=10)
+    assert count_samples(_heads(([5, []], 0), ([5, []], 3))) == Samples(repeated=6, missed=0, total=10)
 
 
 # --- reading them -----------------------------------------------------------------------------------------------------

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.cli.command import WINDLASS, finish, started, windlass
-from tests.engines.processes import descendants, left_after
+from tests.engines.processes import descendants, left_after, start_driver
+from windlass._ledger import Ledger, Phase
+from windlass.engines.config import CHAOS_VARIABLE
 
 pytestmark = pytest.mark.timeout(120)  # a command starts an interpreter for each node
 
@@ -117,15 +120,51 @@ def test_nonsense_is_refused_in_words(arguments: tuple[str, ...], words: str) ->
     assert words in done.stderr
 
 
-def test_a_node_that_the_job_does_not_have_ends_it_before_it_begins(script: Path) -> None:
-    began = time.monotonic()
-    done = windlass("chaos", "--kill", "server:7", "--no-replace", "--", *_run(script, 60.0))
-    assert done.returncode == 2
-    assert "the cluster has 3 servers (server:0 to server:2)" in done.stderr
-    assert time.monotonic() - began < 30.0
+@pytest.mark.parametrize(
+    ("target", "job", "has"),
+    [
+        ("server:7", ("run", "--servers", 3), "3 servers (server:0 to server:2)"),
+        ("worker:1", ("run", "-s", 9), "1 worker (worker:0)"),
+        ("worker:2", ("demo",), "2 workers (worker:0 to worker:1)"),
+    ],
+)
+def test_a_node_that_the_job_will_not_have_is_told_before_it_is_started(
+    script: Path, target: str, job: tuple[object, ...], has: str
+) -> None:
+    done = windlass("chaos", "--kill", target, "--", WINDLASS, *job, script, 60.0)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"windlass: chaos on {target}: there is no such node; the cluster has {has}\n"
+
+
+def test_a_node_that_the_job_turns_out_not_to_have_ends_it_at_once(tmp_path: Path) -> None:
+    driver = tmp_path / "driver.py"
+    driver.write_text("import time, windlass as wl\nwith wl.Cluster(servers=3): time.sleep(60)")
+    done = windlass("chaos", "--kill", "server:7", "--no-replace", "--", sys.executable, driver)
+    assert (done.returncode, done.stdout) == (2, "")
+    told = "chaos: on server:7: there is no such node; the cluster has 3 servers (server:0 to server:2); "
+    assert done.stderr.index(told + "the job is told to stop") < done.stderr.index("KeyboardInterrupt")
 
 
 def test_a_command_that_opens_no_cluster_is_not_disturbed() -> None:
     done = windlass("chaos", "--drop", "1%", "--", "true")
     assert done.returncode == 1
     assert "the job ended with status 0 before it had opened a cluster; nothing was disturbed" in done.stderr
+
+
+def test_ctrl_c_ends_a_close_that_waits_for_its_books_to_be_looked_at(tmp_path: Path) -> None:
+    """Nobody looks here: without Ctrl-C it waits for twenty seconds."""
+    ledger = Ledger.make()
+    text = f"import os; os.environ[{CHAOS_VARIABLE!r}] = {ledger.path!r}; import windlass as wl; wl.Cluster().close()"
+    with start_driver(tmp_path / "driver.py", text) as driver:
+        while ledger.phase is not Phase.ENDED:
+            assert driver.poll() is None
+            time.sleep(0.01)
+        pids = descendants(driver.pid)
+        began = time.monotonic()
+        driver.send_signal(signal.SIGINT)
+        _, err = driver.communicate(timeout=60)
+        took = time.monotonic() - began
+    ledger.close()
+    assert "KeyboardInterrupt" in err
+    assert took < 10.0
+    assert left_after(pids, 1.0) == []

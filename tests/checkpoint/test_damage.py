@@ -122,6 +122,16 @@ def test_a_missing_file_is_named_with_what_it_held(mine):
     assert Reader(mine).slot("w", 2).meta == {"step": 4}  # the others can be read
 
 
+def test_damage_that_is_found_while_loading_names_the_newest_other_one(mine):
+    file = next(mine.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+    with pytest.raises(DamagedCheckpoint, match="there is no other beside it; `windlass checkpoint verify` reads all"):
+        read_all(mine.parent)
+    other = Path(save(mine.parent, 3))
+    with pytest.raises(DamagedCheckpoint, match=f"the newest other one is '{other}'"):
+        read_all(mine)
+
+
 def test_bytes_after_the_end_are_found_too(mine):
     (file, *_) = sorted(mine.glob("*.safetensors"))
     with file.open("ab") as opened:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.checkpoint.making import check_whole, content, files, save, spec
-from windlass.checkpoint import AfterRound, Reader, State, Writer, latest, list_checkpoints
+from windlass.checkpoint import AfterRound, Reader, State, Writer, exists, latest, list_checkpoints
 from windlass.errors import ClusterError, DamagedCheckpoint, UsageError
 
 
@@ -21,6 +21,23 @@ def test_the_newest_is_the_one_saved_last_whatever_its_number(tmp_path):
     assert names(tmp_path) == ["step-000001", "step-000050", "step-000020"]
     assert latest(tmp_path) == str(tmp_path / "step-000020")
     assert check_whole(tmp_path) == 20
+
+
+def test_a_job_that_was_killed_in_its_first_save_begins_anew(tmp_path):
+    """The recipe of docs/checkpoints.md: load if there is something to load."""
+    root = tmp_path / "runs"
+    assert not exists(root)  # nobody has saved yet
+    (root / "step-000001").mkdir(parents=True)
+    assert not exists(root)
+    (root / "step-000001" / "unfinished").touch()
+    assert [one.state for one in list_checkpoints(root)] == [State.UNFINISHED]
+    assert not exists(root)
+    assert not exists(root / "step-000001")
+    save(root, 2)
+    assert exists(root)
+    assert exists(root / "step-000002")
+    (root / "step-000002" / "manifest.json").write_bytes(b"{}")
+    assert exists(root)  # for load to say what is wrong with it
 
 
 def test_keep_removes_the_oldest_saved_and_never_what_the_user_has_named(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -40,6 +41,23 @@ def windlass(*arguments: object, env: dict[str, str] | None = None, **options: A
         env=bare | {"COLUMNS": "80", "PYTHONWARNINGS": "error"} | (env or {}),
         **options,
     )
+
+
+def on_terminal(*arguments: object) -> tuple[int, str]:
+    """The command's exit status, and all that it wrote to a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"COLUMNS": "80", "LINES": "40", "TERM": "xterm-256color"}
+    command = [WINDLASS, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while part := os.read(ours, 1 << 16):
+                shown += part
+        except OSError:  # Linux says EIO at the end of a terminal
+            pass
+        os.close(ours)
+    return process.returncode, shown.decode()
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-import pty
 import re
 import signal
 import subprocess
@@ -12,7 +10,7 @@ import psutil
 import pytest
 
 from tests.apps.sets import cut
-from tests.cli.command import WINDLASS, finish, started, windlass
+from tests.cli.command import WINDLASS, finish, on_terminal, started, windlass
 from windlass import trace
 from windlass.cli.demo import Demo, demo
 from windlass.errors import UsageError
@@ -96,21 +94,10 @@ def test_workers_show_the_numbers_of_the_plain_loop(data, capsys) -> None:
 
 
 def test_a_terminal_shows_a_bar_for_each_worker_and_a_table_that_grows(data) -> None:
-    ours, theirs = pty.openpty()
-    environment = os.environ | {"COLUMNS": "80", "LINES": "40", "TERM": "xterm-256color"}
     options = ["--epochs", "3", "--devices", "2", "--consistency", "bounded:2", "--plot", str(data / "terminal.svg")]
-    command = [WINDLASS, "demo", "--data", str(data), *options]
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
-        os.close(theirs)
-        shown = b""
-        try:
-            while part := os.read(ours, 1 << 16):
-                shown += part
-        except OSError:  # Linux says EIO at the end of a terminal
-            pass
-        os.close(ours)
-    assert process.returncode == 0
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    status, shown = on_terminal("demo", "--data", data, *options)
+    assert status == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     lines = re.split(r"[\r\n]+", plain)
     bars = [line for line in lines if "━" in line]
     assert "devices 2; bounded(2), mode store" in re.sub(r"\s+", " ", plain)
@@ -118,7 +105,7 @@ def test_a_terminal_shows_a_bar_for_each_worker_and_a_table_that_grows(data) -> 
         assert any(re.search(rf"{worker} .*epoch +\d of 3 loss 2\.\d+", bar) for bar in bars)
     assert max(map(len, lines)) <= 80
     assert [number for number, _, _ in rows("\n".join(lines))] == [1, 2, 3]
-    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l")  # the cursor is back
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")  # the cursor is back
 
 
 def test_ctrl_c_leaves_with_a_word_and_nothing_behind(data) -> None:

@@ -87,6 +87,7 @@ def test_a_broken_line_is_named_by_the_worker_that_reads_it(files):
 def test_help_is_that_of_a_fit_and_names_the_other_command(arguments):
     found = windlass(*arguments)
     assert found.exit_code == 0
+    assert re.search(r"Usage: .*logistic \[OPTIONS\] .*FILE", found.stdout)
     assert "--l1" in found.stdout
     assert "--max-passes" in found.stdout
     assert "windlass logistic train.libsvm --l1 1" in found.stdout

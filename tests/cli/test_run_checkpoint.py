@@ -37,6 +37,8 @@ def test_a_run_whose_server_dies_goes_on_from_what_the_launcher_has_saved(tmp_pa
     assert done.returncode == 0, done.stderr
     assert flag.exists()
     assert f" died; going back to '{root}/step-" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr  # what happened is said in a line
+    assert "] LostRange: elements [0, 9000) of 'w' were held by server-" in done.stderr
     said = sorted(line.split("] ")[1].split() for line in done.stdout.splitlines() if "] from" in line)
     assert len(said) == 2
     assert said[0] == said[1]
@@ -45,6 +47,25 @@ def test_a_run_whose_server_dies_goes_on_from_what_the_launcher_has_saved(tmp_pa
     assert said[0][5] == "120.0"
     assert [one.name for one in list_checkpoints(root)][-1] == "step-000060"
     assert Reader(root).array("w").min() == 120.0
+
+
+REJOIN = """
+import sys
+import windlass as wl
+hooks = [sys.excepthook]
+for _ in range(3):
+    store = wl.connect()
+    hooks.append(sys.excepthook)
+    store.close()
+print(*map(hooks.index, hooks))
+"""
+
+
+def test_a_worker_that_joins_again_wraps_the_hook_for_its_exceptions_once(tmp_path: Path) -> None:
+    script = tmp_path / "rejoin.py"
+    script.write_text(REJOIN)
+    done = windlass("run", "--checkpoint", tmp_path / "saved", "--on-server-loss", "restore", script)
+    assert (done.returncode, done.stdout) == (0, "[worker-0] 0 1 1 1\n"), done.stderr
 
 
 def test_an_interval_without_a_place_is_the_callers_mistake(tmp_path: Path) -> None:

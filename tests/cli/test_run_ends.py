@@ -52,6 +52,22 @@ def test_a_worker_that_never_connects_is_named_while_others_wait_for_it(script: 
     assert "windlass: worker-1 exited before it connected, and worker-0 waits for it in connect()" in done.stderr
 
 
+@pytest.mark.parametrize(("workers", "times"), [(1, "1 time"), (3, "3 times")])
+def test_a_script_that_nowhere_connects_is_told_that_its_workers_shared_nothing(
+    script: Path, workers: int, times: str
+) -> None:
+    script.write_text("print('trained')")
+    done = windlass("run", "--workers", workers, script)
+    assert done.returncode == 0
+    assert f"windlass: no worker called wl.connect(): the script ran {times}, each time on its own" in done.stderr
+
+
+def test_of_workers_that_have_connected_nothing_is_said(script: Path) -> None:
+    script.write_text("import windlass as wl; wl.connect()")
+    for workers in (1, 2):
+        assert windlass("run", "--workers", workers, script).stderr == ""
+
+
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm_leave_nothing_behind(script: Path, signum: signal.Signals, status: int) -> None:
     with started("run", "--servers", 2, "--workers", 2, script) as run:

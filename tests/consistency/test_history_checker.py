@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from windlass.filters import IdCache
 from windlass.testing.checker import Verdict, judge
 from windlass.testing.history import NEWEST, History, KeyShape, Pulled, Pushed, WorkerLog
+from windlass.testing.saving import had_kept
 from windlass.types import Bounded, Consistency, Eventual, Sequential
 
 BITS = 8  # worker 0 owns bits 0 to 3, worker 1 bits 4 to 7
@@ -167,6 +169,20 @@ def test_a_worker_that_joined_later_holds_nobody_back_before_it_entered() -> Non
     assert scene.judge().ok
 
 
+def test_a_scan_shows_those_who_had_entered_when_the_pull_before_it_began() -> None:
+    scene = Scene(Bounded(1))
+    scene.push(0, 1)
+    scene.push(0, 2)
+    scene.pull(0, 2, [(0, 1), (0, 2)], [(0, 1), (0, 2)])
+    [*_, scan] = scene.logs[0].events
+    assert isinstance(scan, Pulled)
+    scan.awaited_from, scan.invoked, scan.responded = scan.invoked, 10.0, 11.0
+    scene.logs[1].entered["w"] = 5.0
+    assert scene.judge().ok
+    scene.logs[1].entered["w"] = 2.5
+    assert {violation.rule for violation in scene.judge().violations} == {"bounded"}
+
+
 @pytest.mark.parametrize("policy", [Bounded(3), Eventual()])
 def test_an_acknowledged_push_missing_from_a_later_pull_is_named(policy: Consistency) -> None:
     scene = Scene(policy)
@@ -184,6 +200,28 @@ def test_a_pull_that_shows_less_than_an_earlier_one_is_named() -> None:
     scene.pull(0, 0, [(1, 1)], [])
     scene.pull(0, 0, [], [])
     assert "monotonic: worker-0, 'w', call 2 (pull after 0 pushes), slot 0" in scene.judge().reason
+
+
+@pytest.mark.parametrize("policy", [Bounded(3), Eventual()])
+def test_a_pull_that_is_asked_again_for_its_list_of_ids_may_show_more_than_one_that_was_under_way(
+    policy: Consistency,
+) -> None:
+    scene = Scene(policy)
+    scene.push(1, 1, is_acked=False)
+    scene.pull(0, 0, [(1, 1)], [(1, 1)])
+    scene.pull(0, 0, [], [])
+    first, second = scene.logs[0].events
+    assert isinstance(first, Pulled)
+    assert isinstance(second, Pulled)
+    first.responded = second.responded + 1
+    assert {violation.rule for violation in scene.judge().violations} == {"monotonic"}
+    scene.shape = KeyShape("w", policy, BITS, SLOTS, filters=(IdCache(),))
+    assert scene.judge().ok
+    scene.now = first.responded
+    scene.pull(0, 0, [], [(1, 1)])
+    assert [violation.reason.partition(": expected")[0] for violation in scene.judge().violations] == [
+        "monotonic: worker-0, 'w', call 3 (pull after 0 pushes), slot 0"
+    ]
 
 
 def test_the_last_push_of_a_departed_worker_counts_everywhere_or_nowhere() -> None:
@@ -233,3 +271,18 @@ def test_a_drivers_read_of_two_different_rounds_is_named() -> None:
     )
     driver.events = [Pulled("w", NEWEST, 0, BITS * SLOTS, scene.value(BOTH, BOTH), 10.0, 11.0)]
     assert scene.judge().ok
+
+
+def test_a_saved_residual_is_what_its_worker_had_kept_back_after_that_round() -> None:
+    nothing, one, other = (np.array(kept) for kept in ([0, 0], [1, 0], [0, 2]))
+    book = ([nothing, one, other], 3)  # it began after round 3
+    assert had_kept(one, 4, book)
+    assert not had_kept(other, 4, book)
+    assert not had_kept(nothing, 4, book)
+    assert not had_kept(other, 6, book)  # it has made no such push
+    assert had_kept(other, -1, book)  # at any moment
+    assert had_kept(nothing, 3, book)
+    assert had_kept(nothing, 2, book)  # it was there, and had not begun
+    assert not had_kept(one, 2, book)
+    assert had_kept(nothing, 2, None)  # it never did
+    assert not had_kept(one, 2, None)

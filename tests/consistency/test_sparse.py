@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.consistency.test_interleavings import _explore
+from tests.consistency.test_interleavings import check_seeds
 from windlass.server.state import ServerState
 from windlass.testing.aims import AFTER, BEFORE, KINDS, NAMED
+from windlass.testing.explorer import explore
 from windlass.testing.limits import CALM, Limits
 from windlass.testing.seeds import Crew
 from windlass.testing.sparse_mutants import SPARSE_MUTANTS, Forgetful
@@ -19,7 +20,7 @@ MAX_SEEDS = 100
 
 
 def test_every_pull_of_a_table_is_as_promised_whatever_breaks_dies_joins_or_moves(crew: Crew) -> None:
-    shots = _explore(crew, range(150), TABLES)
+    shots = check_seeds(crew, range(150), TABLES)
     assert shots.failed_tables > 20
     assert shots.moved_tables > 20
     assert shots.taught_tables > 80
@@ -28,7 +29,7 @@ def test_every_pull_of_a_table_is_as_promised_whatever_breaks_dies_joins_or_move
 
 
 def test_every_pull_is_as_promised_where_keys_have_filters_whatever_happens(crew: Crew) -> None:
-    shots = _explore(crew, range(150), SPARSE)
+    shots = check_seeds(crew, range(150), SPARSE)
     assert shots.need_ids > 200
     assert shots.kept_back > 200
     assert shots.failed_tables > 10
@@ -38,13 +39,13 @@ def test_every_pull_is_as_promised_where_keys_have_filters_whatever_happens(crew
 
 
 def test_replicas_let_the_same_rows_go_whatever_their_clocks_say(crew: Crew) -> None:
-    shots = _explore(crew, range(80), Limits(tables=1.0, ageing=1.0, filters=0.3))
+    shots = check_seeds(crew, range(80), Limits(tables=1.0, ageing=1.0, filters=0.3))
     assert shots.failed_tables > 8
     assert shots.taught_tables > 40
 
 
 def test_leased_work_counts_once_in_every_row(crew: Crew) -> None:
-    shots = _explore(crew, range(80), Limits(tables=0.8, filters=0.6, leases=1.0))
+    shots = check_seeds(crew, range(80), Limits(tables=0.8, filters=0.6, leases=1.0))
     assert shots.need_ids > 10
     assert shots.failed_tables > 8
 
@@ -54,13 +55,13 @@ def test_a_word_that_a_list_of_ids_is_missing_may_be_lost_come_twice_or_find_its
         CALM, tables=1.0, filters=1.0, servers=(2, 3), replicas=(0, 1), breaks=4, drops=2, copies=10, joins=1,
         crashes=1, additions=1, aims=3, kinds=("NeedIds", "Push", "Pull"), hurry=(0.05,),
     )  # fmt: skip
-    shots = _explore(crew, range(80), limits)
+    shots = check_seeds(crew, range(80), limits)
     assert shots.copied["NeedIds"] > 3
     assert {moment for kind, moment, _ in shots.aimed if kind == "NeedIds"} == {BEFORE, AFTER}
 
 
 def test_every_kind_of_message_of_such_runs_is_known(crew: Crew) -> None:
-    shots = _explore(crew, range(1000, 1040), replace(SPARSE, leases=0.2))
+    shots = check_seeds(crew, range(1000, 1040), replace(SPARSE, leases=0.2))
     others = {"Scan", "Scanned", "Freeze", "Frozen", "Dump", "Dumped", "Thaw", "Deposit", "Deposited"}
     leased = {"Take", "Granted", "Tally", "Tallied", "Detach", "Holding"}
     assert set(shots.flown) <= {*KINDS, *NAMED} | others | leased
@@ -87,4 +88,10 @@ def test_every_pull_of_tables_is_as_promised_over_a_long_exploration(crew: Crew)
         crashes=2, deposed=2, readers=1, additions=2, drains=2, restarts=2, drops=3, copies=4, slows=4, partitions=2,
         aims=3, savers=1,
     )  # fmt: skip
-    _explore(crew, range(2_000_000, 2_030_000), limits)
+    check_seeds(crew, range(2_000_000, 2_030_000), limits)
+
+
+def test_who_joins_while_a_round_is_saved_has_what_it_kept_back_after_that_round_saved() -> None:
+    """In this one it is asked before it begins to push, and its first push is of the round that is saved."""
+    limits = replace(CALM, servers=(1, 3), filters=1.0, savers=1, departures=2, joins=3)
+    assert explore(88000139, limits).problem == ""

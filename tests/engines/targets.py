@@ -4,7 +4,11 @@ import os
 import threading
 import time
 
+from windlass._wire.effects import Effect, Event, Received
+from windlass._wire.messages import Place
 from windlass.engines._children import Channel
+from windlass.server.state import ServerConfig, ServerState
+from windlass.types import Incarnation, Memory
 
 CALL = "tests.engines.targets:call"
 
@@ -46,3 +50,17 @@ def warm_slowly() -> None:
     """Tell whoever started us, who shares our standard error, and take long."""
     os.write(2, b"warming\n")
     time.sleep(60)
+
+
+class SlowMaker(ServerState):
+    """The second server takes four seconds to make the key 'slow', and does nothing else meanwhile: as one that
+    compiles."""
+
+    def __init__(self, me: Incarnation, memory: Memory, config: ServerConfig) -> None:
+        super().__init__(me, memory, config)
+        self._is_slow = config.join.rank == 1
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if self._is_slow and isinstance(event, Received) and isinstance(event.message, Place):
+            time.sleep(4.0 if event.message.spec.name == "slow" else 0.0)
+        return super().handle(event, now)

@@ -61,6 +61,28 @@ assert not family()
 """
 
 
+AT_THE_END = """
+import atexit, os, signal, sys
+import windlass as wl
+
+def strike(frame, event, arg):
+    if frame.f_code.co_filename.endswith("/engines/_templates.py") and frame.f_code.co_name == "close":
+        os.kill(os.getpid(), signal.SIGINT)
+        print("struck", flush=True)
+    return strike
+
+with wl.Cluster(): pass
+atexit.register(sys.settrace, strike)  # before what windlass does at the end
+"""
+
+
+def test_one_more_ctrl_c_as_the_process_ends_is_no_traceback(tmp_path: Path) -> None:
+    with start_driver(tmp_path / "driver.py", AT_THE_END) as driver:
+        out, err = driver.communicate(timeout=60)
+    assert (driver.returncode, err) == (0, "")
+    assert "struck" in out
+
+
 def test_ctrl_c_at_any_line_is_raised_and_leaves_neither_processes_nor_files(tmp_path: Path) -> None:
     with start_driver(tmp_path / "driver.py", SCRIPT) as driver:
         _, err = driver.communicate(timeout=100)

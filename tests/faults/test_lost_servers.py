@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import windlass as wl
+from tests.busy import is_within
 from tests.faults.scenes import PROCESSES, cluster, play, somewhere
 from windlass.testing.havoc import Brittle, Hand
 
@@ -164,3 +165,14 @@ def test_a_deterministic_run_gives_the_same_bits_with_a_failover_in_its_middle(
         victim = next(node.pid for node in there.nodes() if node.name == "server-1")
         assert there.run(_train, STEPS, victim) == undisturbed
         assert [node.state for node in there.nodes() if node.name == "server-1"] == ["gone"]
+
+
+def test_a_killed_process_is_seen_by_its_link_within_a_tenth_of_a_second() -> None:
+    with cluster("shm", servers=3, workers=1, lease_seconds=30.0, on_worker_loss="continue") as there:
+        for role in ("server", "worker"):
+            victim = next(node for node in there.nodes() if node.role == role)
+            began = time.monotonic()
+            os.kill(victim.pid, signal.SIGKILL)
+            while next(node.state for node in there.nodes() if node.pid == victim.pid) == "alive":
+                assert time.monotonic() - began < 20
+            assert is_within(time.monotonic() - began, 0.1)

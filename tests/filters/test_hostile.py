@@ -24,7 +24,7 @@ JUNK = st.recursive(
 )
 
 
-def read(ends, payload, size):
+def check_read(ends, payload, size):
     """Decode; what is not refused must be sound, and what is refused was found wrong, not stumbled over."""
     refused, decoded = None, None
     try:
@@ -101,14 +101,14 @@ def damaged(draw):
 def test_a_damaged_payload_is_read_or_refused_in_words(case):
     ends, payload, size = case
     with np.errstate(all="ignore"):
-        read(ends, payload, size)
+        check_read(ends, payload, size)
 
 
 @QUICK
 @given(st.sampled_from([*EXACT, *CODERS, wf.Zstd(), wf.IdCache()]), JUNK, st.lists(st.binary(max_size=40), max_size=4))
 def test_junk_is_refused_in_words(each, meta, buffers):
     ends = Ends([each], width=2 if isinstance(each, wf.IdCache) else None)
-    read(ends, wf.Payload(meta, buffers), None if ends.chain.target.is_table else 10)
+    check_read(ends, wf.Payload(meta, buffers), None if ends.chain.target.is_table else 10)
 
 
 @pytest.mark.parametrize("each", [*EXACT, *CODERS, wf.Zstd()], ids=str)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tests.test_chart import spec
 from windlass._wire import messages as m
-from windlass._wire.effects import Received, Tick
+from windlass._wire.effects import Received, Send, Tick
 from windlass.manager.state import ManagerConfig, ManagerState
-from windlass.types import Incarnation, Role
+from windlass.types import Incarnation, KeyId, Role
 
 LEASE, TICK = 2.0, 0.05
 A, B = Incarnation(1), Incarnation(2)
@@ -48,3 +49,22 @@ def test_a_silence_while_the_manager_listens_counts_from_its_beginning():
     assert set(made.nodes) == {A, B}
     tick(made, LEASE, LEASE + 2 * TICK, heard=(A,))
     assert set(made.nodes) == {A}
+
+
+def test_a_beat_is_answered_with_who_makes_room_for_a_key():
+    made = manager()
+    told = made.handle(Received(A, m.Declare(request=1, spec=spec("w", 2))), 0.0)
+    assert {send.peer for send in told if isinstance(send, Send) and isinstance(send.message, m.Place)} == {A, B}
+    assert beaten(made) == (A, B)
+    made.handle(Received(B, m.Placed(key=KeyId(1))), 0.0)
+    assert beaten(made) == (A,)
+    made.handle(Received(A, m.Placed(key=KeyId(1))), 0.0)
+    assert beaten(made) == ()
+
+
+def beaten(made: ManagerState) -> tuple[Incarnation, ...]:
+    """Whom the manager's answer names."""
+    (answer,) = made.handle(Received(A, m.Beat(sent=0.0)), 0.0)
+    assert isinstance(answer, Send)
+    assert isinstance(answer.message, m.Beat)
+    return answer.message.makers

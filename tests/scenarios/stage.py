@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,22 @@ import numpy as np
 from tests.scenarios.saving import Saving
 from tests.scenarios.telling import tell
 from windlass._wire import messages as m
-from windlass._wire.effects import Dial, Hangup, Later, Leave, LinkDown, LinkUp, Log, Received, Send, Sent, Stop, Tick
+from windlass._wire.effects import (
+    Dial,
+    Hangup,
+    Later,
+    Leave,
+    LinkDown,
+    LinkUp,
+    Log,
+    Persist,
+    Received,
+    Send,
+    Sent,
+    Stop,
+    Tick,
+)
+from windlass.manager.records import AnyRecord, Image, Term
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
@@ -31,6 +46,7 @@ from windlass.worker.state import Call, Submit, WorkerState
 
 FIRST_WORKER = 10
 LEASE_SECONDS = 3.0
+WORKER_LEASE_SECONDS = 30.0
 BEAT_SECONDS = 0.25
 SLOT_SIZE = 2
 WORK = m.Workload(name="work", size=2, batch_size=1, epochs=1)
@@ -107,9 +123,10 @@ class Stage:
     def __post_init__(self) -> None:
         config = ManagerConfig(
             num_servers=self.num_servers, num_workers=self.num_workers, replicas=self.replicas,
-            lease_seconds=LEASE_SECONDS,
+            lease_seconds=LEASE_SECONDS, worker_lease_seconds=WORKER_LEASE_SECONDS,
         )  # fmt: skip
         self.now = 0.0
+        self.records: list[AnyRecord] = [Term(term=1)]  # the manager's journal
         self.office = Hosted(ManagerState(config))
         self.manager = self.office.manager
         self.servers: dict[Incarnation, ServerState] = {}
@@ -147,7 +164,7 @@ class Stage:
     def add_worker(self) -> None:
         rank = len(self.workers)
         me = Incarnation(FIRST_WORKER + rank)
-        state = WorkerState(me, m.Join(role=Role.WORKER, pid=int(me), addresses=(), rank=rank), ())
+        state = WorkerState(me, m.Join(role=Role.WORKER, pid=int(me), addresses=(), rank=rank), (), LEASE_SECONDS)
         player = Player(
             self.plan, rank, WorkerLog(name(me)), random.Random(0),
             submit=lambda work: self._perform(me, state.handle(Submit(work), self.now)), use=state.use,
@@ -166,6 +183,16 @@ class Stage:
         for link in sorted(self.open, key=sorted):
             if who in link:
                 self._disconnect(*link, "its process died", is_death=True)
+
+    def restart_manager(self) -> None:
+        """Another manager goes on from the journal, and all who live dial it."""
+        image = Image(self.records)
+        self.records.append(Term(term=image.term + 1))
+        self.manager = ManagerState(replace(self.manager.config, term=image.term + 1), image)
+        self.office = Hosted(self.manager, image.epochs)
+        self.dead.discard(MANAGER)
+        for node in (*self.servers, *self.workers):
+            self._dial(node, MANAGER)
 
     def part(self, one: Incarnation, other: Incarnation) -> None:
         """Cut a link for good: what is under way on it is lost, and nobody can dial."""
@@ -232,6 +259,8 @@ class Stage:
                     self._dial(node, peer)
                 case Hangup(peer=peer, reason=reason):
                     self._disconnect(node, peer, reason)
+                case Persist(record=record):
+                    self.records.append(record)
                 case Log(text=text):
                     self.lines.append(f"{name(node):>8}    {text}")
                 case Stop(reason=reason):

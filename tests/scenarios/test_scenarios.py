@@ -66,6 +66,8 @@ def _act(stage: Stage, line: str) -> None:
             stage.part(number(one), number(other))
         case ["mend", one, "-", other]:
             stage.mend(number(one), number(other))
+        case ["another", "manager", "comes"]:
+            stage.restart_manager()
         case ["a", "server", "joins"]:
             stage.add_server()
         case [seconds, "seconds" | "second", "pass" | "passes"]:

@@ -31,5 +31,18 @@ def test_what_is_taken_is_not_free_but_not_told_to_a_learner_either():
     assert batches.is_free("p", (2,))
     assert not batches.is_free("p", (1,))
     learner = CountedBatches()
-    learner.load(batches.dump())
+    learner.load(batches.dump(), {})
     assert not learner.is_free("p", (1,))
+
+
+def test_a_batch_that_is_in_two_entries_is_noted_and_a_learner_is_told():
+    batches = CountedBatches()
+    batches.count("p", (0, 1))
+    batches.count("p", (2,))
+    assert batches.repeats == {}
+    batches.count("p", (1, 3))
+    assert (batches.repeats, batches.dump()) == ({"p": 1}, {"p": [4, []]})
+    learner = CountedBatches()
+    learner.load(batches.dump(), batches.repeats)
+    learner.count("p", (1,))
+    assert learner.repeats == {"p": 2}

@@ -1,13 +1,21 @@
 """Leased work under everything that can go wrong: every batch counts once, everywhere, and the work ends."""
 
+from dataclasses import replace
+
 import pytest
 
 from windlass.testing.explorer import Limits, explore
+from windlass.testing.limits import CALM
 from windlass.testing.mutants import CountsLeasesAgain, ForgetsLeases
 from windlass.testing.network import Shots
 from windlass.types import Bounded, Eventual
 
 LEASED = Limits(leases=1.0)
+HARSH = Limits(
+    servers=(1, 4), workers=(2, 5), breaks=10, drops=4, copies=6, slows=4, partitions=3, cuts=3, departures=2,
+    zombies=2, joins=3, readers=1, savers=1, crashes=2, deposed=2, additions=2, drains=2, restarts=3, aims=6,
+    hurry=(0.01, 0.03, 0.06), large=0.2, leases=1.0, tables=0.4,
+)  # fmt: skip
 
 
 def test_every_batch_counts_once_through_crashes_joins_and_restarts():
@@ -24,6 +32,21 @@ def test_it_does_so_when_workers_come_and_go_more_often():
     for seed in range(500, 560):
         outcome = explore(seed, limits)
         assert not outcome.problem, outcome.problem
+
+
+def test_an_epoch_does_not_end_before_the_servers_were_asked_about_all_of_it():
+    """In this one a new manager asks about the one batch that counts everywhere, and hears of it when all are done."""
+    limits = replace(CALM, workers=(2, 2), leases=1.0, savers=1, departures=1, partitions=2, restarts=3, hurry=(0.05,))
+    assert explore(1334, limits).problem == ""
+
+
+def test_work_that_nobody_was_left_to_do_is_no_fault_though_somebody_reads():
+    assert explore(77001291, HARSH).problem == ""
+
+
+def test_a_worker_that_is_about_to_hear_of_a_dead_manager_does_not_give_up_on_the_next_one():
+    """In this one it dials a dead server, again and again, before it hears that its dial of the manager has failed."""
+    assert explore(77003275, HARSH).problem == ""
 
 
 @pytest.mark.parametrize(

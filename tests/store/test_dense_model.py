@@ -62,7 +62,7 @@ class Element:
         self.value = sum(grads)
 
 
-def run(rule: str, update: str | Updater, reduce: str | Reducer, rounds: Rounds) -> None:
+def check_each_element(rule: str, update: str | Updater, reduce: str | Reducer, rounds: Rounds) -> None:
     slot, elements, steps = make_slot(SIZE, "float64", reduce, update), [Element() for _ in range(SIZE)], [0] * SIZE
     for number, (ranges, is_pinned) in enumerate(rounds):
         pieces = [
@@ -89,7 +89,7 @@ def run(rule: str, update: str | Updater, reduce: str | Reducer, rounds: Rounds)
 def test_dampened_momentum_over_any_ranges_is_what_each_element_would_do_alone(
     rounds: Rounds,
 ) -> None:
-    run("sgd", SGD(lr=0.125, momentum=0.5, dampening=0.25), "sum", rounds)
+    check_each_element("sgd", SGD(lr=0.125, momentum=0.5, dampening=0.25), "sum", rounds)
 
 
 @settings(deadline=None, max_examples=60)
@@ -97,13 +97,13 @@ def test_dampened_momentum_over_any_ranges_is_what_each_element_would_do_alone(
 def test_adam_over_any_ranges_is_what_each_element_would_do_alone(
     rounds: Rounds,
 ) -> None:
-    run("adam", Adam(lr=0.1), "sum", rounds)
+    check_each_element("adam", Adam(lr=0.1), "sum", rounds)
 
 
 @settings(deadline=None, max_examples=40)
 @given(ROUNDS, st.sampled_from(["sum", PLAIN_SUM]))
 def test_assign_over_any_ranges(rounds: Rounds, reduce: str | Reducer) -> None:
-    run("assign", "assign", reduce, rounds)
+    check_each_element("assign", "assign", reduce, rounds)
 
 
 @settings(deadline=None, max_examples=40)
@@ -111,10 +111,10 @@ def test_assign_over_any_ranges(rounds: Rounds, reduce: str | Reducer) -> None:
 def test_a_users_updater_over_any_ranges(
     rounds: Rounds, reduce: str | Reducer
 ) -> None:
-    run("sgd", PlainSGD(lr=0.125, momentum=0.5, dampening=0.25), reduce, rounds)
+    check_each_element("sgd", PlainSGD(lr=0.125, momentum=0.5, dampening=0.25), reduce, rounds)
 
 
 @settings(deadline=None, max_examples=40)
 @given(ROUNDS)
 def test_a_users_reducer_under_a_built_in_optimizer(rounds: Rounds) -> None:
-    run("adam", Adam(lr=0.1), PLAIN_SUM, rounds)
+    check_each_element("adam", Adam(lr=0.1), PLAIN_SUM, rounds)

@@ -78,8 +78,9 @@ def test_a_dump_is_a_copy() -> None:
 
 
 def test_an_empty_slot_is_dumped_and_restored() -> None:
-    slot = make_slot(0, update=Adam())
-    make_slot(0, update=Adam()).restore(*over_the_wire(slot.dump()))
+    slot, again = make_slot(0, update=Adam()), make_slot(0, update=Adam())
+    again.restore(*over_the_wire(slot.dump()))
+    assert [array.size for array in again.dump()[0].values()] == [0] * len(slot.dump()[0])
 
 
 def test_restoring_a_pinned_slot_hands_the_old_block_back() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from tests.store.slots import make_slot, push, value
 from windlass.errors import UsageError
@@ -96,6 +97,8 @@ def test_a_rule_that_names_no_updater_says_what_was_expected_and_found(rule: Rul
     ("update", "text"),
     [
         (SGD, r"or a wl.Updater, got the class SGD; did you mean SGD\(...\)\?"),
+        (torch.optim.RMSprop, r"did you mean wl.torch.Optim\(torch.optim.RMSprop, ...\)\?"),
+        (torch.optim.SGD([torch.zeros(1)]), r"did you mean wl.torch.Optim\(torch.optim.SGD, ...\)\?"),
         (3, "or a wl.Updater, got int 3"),
         (SignSGD(tags=(object(),)), r"SignSGD\(tags=...\) must be a plain value .* got object"),  # type: ignore[arg-type]
         (Undecorated(1.0), r"Undecorated must be decorated with @dataclass\(frozen=True\)"),

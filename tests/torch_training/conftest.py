@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch._dynamo  # noqa: F401  # the first optimizer loads it; now, so that every cluster has it in advance
 
 import windlass as wl
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 import windlass as wl
 
 from .problem import Net, batches, loss_of, share
+
+SOON_SECONDS = 60.0  # of a timeout of 120
 
 
 def start(store, model=None, **kwargs):
@@ -38,21 +41,55 @@ class Skipping(Net):
         return hidden[:, :3] if self.skips else self.second(hidden)
 
 
-@pytest.mark.parametrize("mode", ["store", "allreduce"])
-@pytest.mark.parametrize("when", [0, 2])
-def test_a_worker_that_skips_a_parameter_is_named_with_it(two, when, mode):
+@pytest.fixture(scope="module")
+def processes():
+    with wl.Cluster(servers=2, workers=2, timeout=120) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("kind", ["store", "averaged", "allreduce", "wrap"])
+@pytest.mark.parametrize("when", [0, 1, 3])
+@pytest.mark.parametrize("engine", ["two", "processes"])
+def test_a_worker_that_skips_a_parameter_is_named_with_it(engine, when, kind, request):
     def train(store):
         model = Skipping()
-        model, optimizer = start(store, model, mode=mode)
-        for step in range(4):
+        run, optimizer = model, torch.optim.SGD(model.parameters(), lr=0.1)
+        if kind == "wrap":
+            run = wl.torch.wrap(model, store)
+        else:
+            mode = "allreduce" if kind == "allreduce" else "store"
+            _, optimizer = start(store, model, mode=mode, overlap=kind != "averaged")
+        for step in range(5):
             model.skips = step == when and store.rank == 1
-            one_step(store, model, optimizer)
+            one_step(store, run, optimizer)
 
     wanted = r"worker-1 has no gradient of 'second\.\w+', worker-0 has one" if when == 0 else (
         r"worker-1: 'second\.\w+' got no gradient in this step, and had one in the first"
     )
+    cluster = request.getfixturevalue(engine)
+    began = time.monotonic()
     with pytest.raises(wl.UsageError, match=wanted):
-        two.run(train)
+        cluster.run(train)
+    assert time.monotonic() - began < SOON_SECONDS
+
+
+@pytest.mark.parametrize("consistency", [wl.Sequential(), wl.Bounded(2), wl.Eventual()], ids=str)
+@pytest.mark.parametrize("is_leased", [False, True], ids=["stepping", "leased"])
+def test_a_worker_that_skips_a_parameter_is_named_where_nobody_is_met(consistency, is_leased):
+    def train(store):
+        model = Skipping()
+        model, optimizer = start(store, model)
+        work = store.batches(240, batch_size=12) if is_leased else range(8)
+        for step, _ in enumerate(work):
+            model.skips = step == 3 and store.rank == 1
+            one_step(store, model, optimizer)
+            time.sleep(0.02)  # let the other have some
+
+    with wl.Cluster(servers=2, workers=2, consistency=consistency, timeout=120) as cluster:
+        began = time.monotonic()
+        with pytest.raises(wl.UsageError, match=r"worker-1: 'second\.\w+' got no gradient in this step"):
+            cluster.run(train)
+        assert time.monotonic() - began < SOON_SECONDS
 
 
 @pytest.mark.parametrize("mode", ["store", "allreduce"])

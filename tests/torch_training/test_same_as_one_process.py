@@ -41,7 +41,7 @@ def simple(store, make, mode="store", between=None, schedule=None, steps=8):
     return values(model), repr(optimizer)
 
 
-def compare(cluster, *args, **kwargs):
+def assert_same_as_one_process(cluster, *args, **kwargs):
     want, _ = simple(None, *args, **kwargs)
     results = cluster.run(simple, *args, **kwargs)
     for got, _ in results:
@@ -54,12 +54,12 @@ def compare(cluster, *args, **kwargs):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_steps_as_in_one_process(two, optimizer, mode):
-    compare(two, OPTIMIZERS[optimizer], mode)
+    assert_same_as_one_process(two, OPTIMIZERS[optimizer], mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_three_workers_step_as_one_process(three, mode):
-    compare(three, OPTIMIZERS["nesterov"], mode)
+    assert_same_as_one_process(three, OPTIMIZERS["nesterov"], mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -67,12 +67,24 @@ def test_gradients_clipped_by_their_global_norm_are_those_of_the_mean(two, mode)
     def clip(model, optimizer):
         nn.utils.clip_grad_norm_(model.parameters(), 0.05)
 
-    shown = compare(two, OPTIMIZERS["adam"], mode, clip)
+    shown = assert_same_as_one_process(two, OPTIMIZERS["adam"], mode, clip)
+    assert mode == "allreduce" or "averaged" in shown
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_clipping_may_begin_to_change_gradients_after_the_first_steps(two, mode):
+    calls = {}
+
+    def clip(model, optimizer):
+        calls[id(model)] = calls.get(id(model), 0) + 1
+        nn.utils.clip_grad_norm_(model.parameters(), 100.0 if calls[id(model)] <= 3 else 0.05)
+
+    shown = assert_same_as_one_process(two, OPTIMIZERS["adam"], mode, clip)
     assert mode == "allreduce" or "averaged" in shown
 
 
 def test_untouched_gradients_leave_during_backward(two):
-    assert "early" in compare(two, OPTIMIZERS["sgd"])
+    assert "early" in assert_same_as_one_process(two, OPTIMIZERS["sgd"])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -86,7 +98,7 @@ def test_untouched_gradients_leave_during_backward(two):
     ],
 )
 def test_schedules_of_learning_rate_momentum_and_betas_travel_with_the_pushes(two, optimizer, schedule, mode):
-    compare(two, OPTIMIZERS[optimizer], mode, None, schedule)
+    assert_same_as_one_process(two, OPTIMIZERS[optimizer], mode, None, schedule)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -97,7 +109,7 @@ def test_parameter_groups_keep_their_own_numbers(two, mode):
             [{"params": parameters[:1], "weight_decay": 0.1}, {"params": parameters[1:], "lr": 0.001}], lr=0.01
         )
 
-    compare(two, make, mode)
+    assert_same_as_one_process(two, make, mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -106,7 +118,7 @@ def test_a_learning_rate_set_by_hand_before_each_step_counts_for_that_step(two, 
         for group in optimizer.param_groups:
             group["lr"] *= 0.8
 
-    compare(two, OPTIMIZERS["adam"], mode, set_rate)
+    assert_same_as_one_process(two, OPTIMIZERS["adam"], mode, set_rate)
 
 
 def accumulate(store, passes_of_step, mode="store", is_quiet=False, clips=False):
@@ -310,7 +322,7 @@ def test_gradients_edited_through_data_are_the_edited_ones(two):
         for parameter in model.parameters():
             parameter.grad.data.clamp_(-0.01, 0.01)
 
-    assert "averaged" in compare(two, OPTIMIZERS["nesterov"], "store", clamp)
+    assert "averaged" in assert_same_as_one_process(two, OPTIMIZERS["nesterov"], "store", clamp)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -42,7 +42,7 @@ def train(store, make, mode, first, last, loaded=None, clips=False):
     return model.state_dict(), optimizer.state_dict()
 
 
-def same_state(got, want):
+def assert_same_state(got, want):
     assert got["param_groups"] == want["param_groups"]
     assert got["state"].keys() == want["state"].keys()
     for index, kept in want["state"].items():
@@ -60,7 +60,7 @@ def test_the_state_is_what_torch_would_have(two, optimizer, mode):
     make = OPTIMIZERS[optimizer]
     _, want = train(None, make, mode, 0, 5)
     for _, got in two.run(train, make, mode, 0, 5):
-        same_state(got, want)
+        assert_same_state(got, want)
 
 
 @pytest.mark.parametrize("clips", [False, True], ids=["early", "averaged"])
@@ -72,7 +72,7 @@ def test_training_goes_on_from_a_state_as_if_it_had_not_stopped(two, optimizer, 
     halfway = two.run(train, make, mode, 0, 4, None, clips)[0]
     for model, got in two.run(train, make, mode, 4, 9, halfway, clips):
         assert_close(model, want, atol=5e-6)
-        same_state(got, state)
+        assert_same_state(got, state)
 
 
 def test_a_plain_torch_optimizer_loads_the_servers_state(two):
@@ -97,7 +97,7 @@ def test_one_worker_alone_may_save_while_the_others_go_on(two):
         return saved
 
     _, want = train(None, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "store", 0, 3)
-    same_state(two.run(work)[0], want)
+    assert_same_state(two.run(work)[0], want)
 
 
 def test_a_state_loaded_in_the_middle_of_training_counts_from_the_next_step(two):

@@ -34,7 +34,7 @@ def train(store, steps, **options):
     return True
 
 
-def fails_soon(cluster, match, function, *args, **kwargs):
+def assert_fails_soon(cluster, match, function, *args, **kwargs):
     began = time.monotonic()
     with pytest.raises(wl.UsageError, match=match):
         cluster.run(function, *args, **kwargs)
@@ -44,12 +44,12 @@ def fails_soon(cluster, match, function, *args, **kwargs):
 @pytest.mark.parametrize("mode", ["store", "allreduce"])
 def test_a_worker_with_more_steps_hears_that_the_other_has_finished(pair, mode):
     wanted = r"worker-1 has finished its function and makes no further step; worker-0 waits for its push \d+ on 'optim"
-    fails_soon(pair, wanted, train, (7, 6), mode=mode)
+    assert_fails_soon(pair, wanted, train, (7, 6), mode=mode)
     assert pair.run(train, (2, 2)) == [True, True]  # the next run is a run like any other
 
 
 def test_a_worker_that_steps_once_does_not_hold_up_one_that_steps_twice(pair):
-    fails_soon(pair, "worker-0 has finished its function", train, (1, 2))
+    assert_fails_soon(pair, "worker-0 has finished its function", train, (1, 2))
 
 
 def test_a_worker_that_never_makes_its_optimizer_is_named(pair):
@@ -57,7 +57,7 @@ def test_a_worker_that_never_makes_its_optimizer_is_named(pair):
         if store.rank == 0:
             train(store, (3, 3))
 
-    fails_soon(pair, "worker-1 has finished its function.* worker-0 waits to hear from it", only_rank_0)
+    assert_fails_soon(pair, "worker-1 has finished its function.* worker-0 waits to hear from it", only_rank_0)
 
 
 def test_a_barrier_that_one_worker_does_not_come_to_ends(pair):
@@ -65,7 +65,7 @@ def test_a_barrier_that_one_worker_does_not_come_to_ends(pair):
         if store.rank == 1:
             store.barrier()
 
-    fails_soon(pair, r"worker-0 has finished its function.* worker-1 waits for it at barrier\(\)", only_rank_1)
+    assert_fails_soon(pair, r"worker-0 has finished its function.* worker-1 waits for it at barrier\(\)", only_rank_1)
 
 
 def test_a_key_that_only_the_second_worker_creates_ends(pair):
@@ -73,7 +73,7 @@ def test_a_key_that_only_the_second_worker_creates_ends(pair):
         if store.rank == 1:
             store.create("lonely", torch.ones(3))
 
-    fails_soon(pair, r"worker-0 has finished its function: create\('lonely'\).* waits in vain", only_rank_1)
+    assert_fails_soon(pair, r"worker-0 has finished its function: create\('lonely'\).* waits in vain", only_rank_1)
 
 
 def test_a_collective_that_one_worker_does_not_come_to_ends(pair):
@@ -82,7 +82,7 @@ def test_a_collective_that_one_worker_does_not_come_to_ends(pair):
         if store.rank == 0:
             group.allreduce(torch.ones(3))
 
-    fails_soon(pair, r"allreduce.*rank 1 \(pid \d+\) has finished its function", uneven)
+    assert_fails_soon(pair, r"allreduce.*rank 1 \(pid \d+\) has finished its function", uneven)
 
 
 def test_a_bounded_store_hears_of_it_when_the_delay_is_used_up(pair):
@@ -93,7 +93,7 @@ def test_a_bounded_store_hears_of_it_when_the_delay_is_used_up(pair):
         return True
 
     assert pair.run(uneven, 2) == [True, True]
-    fails_soon(pair, "worker-1 has finished its function.* waits for its push 7 on 'count'", uneven, 3)
+    assert_fails_soon(pair, "worker-1 has finished its function.* waits for its push 7 on 'count'", uneven, 3)
 
 
 def test_what_a_finished_worker_has_pushed_still_counts(pair):
@@ -125,6 +125,21 @@ def test_what_a_worker_said_in_an_earlier_exchange_is_not_taken_for_what_it_says
 
     with wl.Cluster(engine="threads", workers=2, timeout=TIMEOUT_SECONDS) as cluster:
         assert cluster.run(leaves) == [[b"\0", b"\1"]] * 2
+
+
+def test_what_a_worker_said_alone_in_a_run_that_failed_is_not_counted_in_the_next():
+    def fails(store):
+        store.exchange(b"a")
+        if store.rank == 1:
+            time.sleep(0.5)  # the other has said it by then
+            raise ValueError("enough")
+        store.exchange(b"b")
+
+    with wl.Cluster(workers=2, timeout=30) as cluster:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="enough"):
+                cluster.run(fails)
+        assert cluster.run(lambda store: store.exchange(bytes([store.rank]))) == [[b"\0", b"\1"]] * 2
 
 
 # --- scripts: a worker whose script has ended has left, and rounds go on ---------------------------------------------

@@ -49,6 +49,40 @@ def test_other_accumulation_counts_in_the_first_step_are_an_error(two, mode, cou
         two.run(train)
 
 
+def unlike(store, kind, when, who, how):
+    """From step `when` on, this worker runs another number of backwards than the other."""
+    model = copy.deepcopy(START)
+    if kind == "wrap":
+        run, optimizer = wl.torch.wrap(model, store), torch.optim.SGD(model.parameters(), lr=0.1)
+    else:
+        run, optimizer = model, optimize(model, store, kind, overlap=False)
+    for step in range(12):
+        optimizer.zero_grad()
+        is_unlike = store.rank == who and (step >= when if how == "for good" else step == when)
+        for _ in range(2 if is_unlike else 1):
+            run(torch.ones(4, 3)).mean().backward()
+        optimizer.step()
+        reached[store.rank] = step
+
+
+reached = {}
+
+
+@pytest.mark.parametrize("kind", [*MODES, "wrap"])
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("how", ["once", "for good"])
+def test_other_accumulation_counts_later_are_an_error_at_once(two, kind, who, how):
+    """Never one worker's k-th gradient with another's (k+1)-th."""
+    wanted = (
+        r"workers are not at the same step, because one ran backward\(\) more often.* of '\w+/(gradient/0\.\w+|seats).*"
+        r"worker-0 \{'step': \d.*worker-1 \{'step': \d.* equally often before a step"
+    )
+    reached.clear()
+    with pytest.raises(wl.UsageError, match=wanted):
+        two.run(unlike, kind, 5, who, how)
+    assert max(reached.values()) <= 5
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_accumulation_inside_no_sync_may_differ(two, mode):
     def train(store):

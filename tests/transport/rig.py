@@ -55,7 +55,7 @@ def node(me: int, *listen: str, token: bytes = TOKEN, options: TransportOptions 
     return Node(SocketHub(Incarnation(me), token, options=options or TransportOptions(listen=tuple(listen))))
 
 
-def poll_until(nodes: Sequence[Node], holds: Callable[[], bool], seconds: float = 10.0) -> None:
+def expect_soon(nodes: Sequence[Node], holds: Callable[[], bool], seconds: float = 10.0) -> None:
     """Poll the nodes in turn until it holds; fail, showing their events, if it does not in time."""
     until = time.monotonic() + seconds
     while not holds():
@@ -72,7 +72,7 @@ def linked(form: str, *, a: TransportOptions | None = None, b: TransportOptions 
     two = node(2, options=b)
     try:
         two.hub.dial(one.me, one.hub.addresses)
-        poll_until([one, two], lambda: bool(one.of(LinkUp) and two.of(LinkUp)))
+        expect_soon([one, two], lambda: bool(one.of(LinkUp) and two.of(LinkUp)))
         yield [one, two]
     finally:
         two.hub.close()

@@ -62,7 +62,7 @@ def feed(data: bytes, cuts: list[int] | None = None) -> list[HubEvent]:
     return events
 
 
-def feed_hostile(data: bytes, cuts: list[int] | None = None) -> None:
+def check_hostile(data: bytes, cuts: list[int] | None = None) -> None:
     """Anything but PeerError, a goodbye or events is a failure, and so is much memory."""
     tracemalloc.start()
     try:
@@ -104,13 +104,13 @@ def test_however_a_stream_is_cut_the_same_messages_come_out(sizes: list[list[int
 @example(data=b"\0" * 16, cuts=[])
 @settings(max_examples=150, deadline=None)
 def test_random_bytes_raise_peer_error_or_nothing(data: bytes, cuts: list[int]) -> None:
-    feed_hostile(data, cuts)
+    check_hostile(data, cuts)
 
 
 @given(meta=st.binary(max_size=200), kind=st.integers(0, 5), payload=st.integers(0, 200))
 @settings(max_examples=250, deadline=None)
 def test_random_meta_raises_peer_error_or_nothing(meta: bytes, kind: int, payload: int) -> None:
-    feed_hostile(HEADER.pack(b"WL", 1, kind, len(meta), payload) + meta + bytes(payload))
+    check_hostile(HEADER.pack(b"WL", 1, kind, len(meta), payload) + meta + bytes(payload))
 
 
 @given(data=valid, edits=edits, cuts=cuts)
@@ -119,7 +119,7 @@ def test_mutated_frames_raise_peer_error_or_nothing(data: bytes, edits: list[tup
     changed = bytearray(data)
     for position, value in edits:
         changed[position % len(changed)] = value
-    feed_hostile(bytes(changed) + frame(ACK), cuts)
+    check_hostile(bytes(changed) + frame(ACK), cuts)
 
 
 @given(data=valid, keep=st.integers(0, 1 << 16), cuts=cuts)

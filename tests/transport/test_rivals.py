@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.transport.rig import FORMS, Node, ack, node, poll_until
+from tests.transport.rig import FORMS, Node, ack, expect_soon, node
 from windlass._transport.link import LinkState
 from windlass._transport.rivals import Pedigree, newcomer_wins, own_dial_stands
 from windlass._wire.auth import Claim
@@ -52,7 +52,7 @@ def test_nodes_that_dial_each_other_at_once_end_with_one_link_that_works(form: s
                 rng.choice(nodes).poll(0)
         for _ in range(60):
             rng.choice(nodes).poll(0)
-        poll_until(nodes, lambda: is_up(one) and is_up(two))
+        expect_soon(nodes, lambda: is_up(one) and is_up(two))
         for _ in range(20):
             one.poll(0.0005)
             two.poll(0.0005)
@@ -61,7 +61,7 @@ def test_nodes_that_dial_each_other_at_once_end_with_one_link_that_works(form: s
         assert (one.hub.num_links, two.hub.num_links) == (1, 1)
         one.send(two, ack(1))
         two.send(one, ack(2))
-        poll_until(nodes, lambda: bool(one.messages and two.messages))
+        expect_soon(nodes, lambda: bool(one.messages and two.messages))
         assert (one.messages, two.messages) == ([ack(2)], [ack(1)])
 
 
@@ -70,18 +70,18 @@ def test_a_node_that_comes_back_replaces_its_half_dead_link(is_lower_back: bool)
     stayed, left = (node(2, "unix"), node(1)) if is_lower_back else (node(1, "unix"), node(2))
     with stayed.hub:
         left.hub.dial(stayed.me, stayed.hub.addresses)
-        poll_until([stayed, left], lambda: is_up(stayed) and is_up(left))
+        expect_soon([stayed, left], lambda: is_up(stayed) and is_up(left))
         # The old process hangs, its socket open; another takes its number up, as after a partition.
         back = node(left.me)
         with back.hub:
             back.hub.dial(stayed.me, stayed.hub.addresses)
-            poll_until([stayed, back], lambda: is_up(back))
+            expect_soon([stayed, back], lambda: is_up(back))
             assert stayed.events == [
                 LinkUp(left.me), LinkDown(left.me, "replaced by a newer link"), LinkUp(left.me)
             ]
             stayed.send(back, ack(1))
-            poll_until([stayed, back], lambda: back.messages == [ack(1)])
-            poll_until([left], lambda: bool(left.of(LinkDown)))
+            expect_soon([stayed, back], lambda: back.messages == [ack(1)])
+            expect_soon([left], lambda: bool(left.of(LinkDown)))
         left.hub.close()
 
 
@@ -91,13 +91,13 @@ def test_the_higher_node_too_replaces_a_link_that_it_knows_to_be_dead() -> None:
     one, two = node(1, "unix"), node(2, "unix")
     with one.hub, two.hub:
         one.hub.dial(two.me, two.hub.addresses)
-        poll_until([one, two], lambda: is_up(one) and is_up(two))
+        expect_soon([one, two], lambda: is_up(one) and is_up(two))
         dead = two.hub._links[one.me]
         dead.state = LinkState.PROVING  # closed without a goodbye, and
         with dead.sock.dup():  # type: ignore[union-attr]  # with this copy open node 1 cannot see the end
             two.hub._lose(dead, "cut")
             two.hub.dial(one.me, one.hub.addresses)
-            poll_until([two, one], lambda: len(two.of(LinkUp)) == 2)
+            expect_soon([two, one], lambda: len(two.of(LinkUp)) == 2)
             assert one.events == [LinkUp(two.me), LinkDown(two.me, "replaced by a newer link"), LinkUp(two.me)]
             two.send(one, ack(1))
-            poll_until([one, two], lambda: one.messages == [ack(1)])
+            expect_soon([one, two], lambda: one.messages == [ack(1)])

@@ -13,7 +13,7 @@ import socket
 import numpy as np
 import pytest
 
-from tests.transport.rig import Node, ack, linked, open_files, poll_until, private
+from tests.transport.rig import Node, ack, expect_soon, linked, open_files, private
 from windlass._transport.mapping import PAGE, ContiguousViews, map_received
 from windlass._transport.options import TransportOptions
 from windlass._transport.segments import MAX_FDS, PeerSegments, SegmentLimits, SideChannel
@@ -29,7 +29,7 @@ BIG = 256 << 10
 def receive(one: Node, two: Node, *data: Block, pins: tuple[int, ...] = ()) -> Received:
     seen = len(two.of(Received))
     one.send(two, ack(seen), *data, pins=pins)
-    poll_until([one, two], lambda: len(two.of(Received)) == seen + 1)
+    expect_soon([one, two], lambda: len(two.of(Received)) == seen + 1)
     return two.of(Received)[-1]
 
 
@@ -115,7 +115,7 @@ def test_a_dedicated_block_is_given_back_to_the_system_by_both_sides() -> None:
         two.events.clear()
         del block, came
         one.poll(0)
-        poll_until([one, two], lambda: memfds() == before)
+        expect_soon([one, two], lambda: memfds() == before)
         assert receive(one, two, one.hub.memory.allocate(BIG)).is_shared
 
 
@@ -182,7 +182,7 @@ def test_a_contiguous_view_is_unmapped_when_its_parts_and_itself_are_gone() -> N
         assert mapped() == before + 6  # each block at its owner's, at its reader's, and in the view
         two.events.clear()
         blocks.clear()
-        poll_until([one, two], lambda: mapped() == before + 2)
+        expect_soon([one, two], lambda: mapped() == before + 2)
         del whole
         assert mapped() == before
 
@@ -335,7 +335,7 @@ def test_a_limit_of_segments_closes_the_link_with_a_clear_reason() -> None:
         receive(one, two, one.hub.memory.dedicated(BIG))
         keep = [one.hub.memory.dedicated(BIG) for _ in range(2)]
         one.send(two, ack(1), *keep)
-        poll_until([one, two], lambda: bool(one.of(LinkDown) and two.of(LinkDown)))
+        expect_soon([one, two], lambda: bool(one.of(LinkDown) and two.of(LinkDown)))
         assert "expected at most 1 segments of one peer" in two.of(LinkDown)[0].reason
         assert "you broke protocol" in one.of(LinkDown)[0].reason
 
@@ -345,7 +345,7 @@ def test_references_on_a_tcp_link_are_refused() -> None:
         link = one.hub._links[two.me]
         link.outbox.add(encode_message(ack(1), (), [(1, 0, 10)]))
         one.hub._dirty[link] = None
-        poll_until([one, two], lambda: bool(two.of(LinkDown)))
+        expect_soon([one, two], lambda: bool(two.of(LinkDown)))
         assert "expected inline buffers on this link" in two.of(LinkDown)[0].reason
 
 

@@ -1,5 +1,8 @@
 """Every message that nodes exchange, in one place. docs/protocol.md gives their bytes.
 
+Messages of one subject lie together: members and keys here, pushes and pulls in pushing.py, what servers say to each
+other in chains.py, leased work in leases.py, looking, saving and loading in looking.py.
+
 A message names things; the bytes it speaks of travel beside it as *data*: one buffer per piece, in order. A *piece*
 is `(slot, lo, hi)`: elements lo to hi of a slot, counted from the slot's own start. A *shard* is a run of a key's slots
 that one chain of servers holds; the first of the chain is its head, and speaks for it.
@@ -10,11 +13,26 @@ buffer: the ids, and then their rows, each different id once. A pull of it comes
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any
 
 import msgspec
 
+from windlass._wire.chains import Beat as Beat
+from windlass._wire.chains import Close as Close
+from windlass._wire.chains import Drain as Drain
+from windlass._wire.chains import Kind as Kind
+from windlass._wire.chains import LogEntry as LogEntry
+from windlass._wire.chains import PassOn as PassOn
+from windlass._wire.chains import Ready as Ready
+from windlass._wire.chains import Recruited as Recruited
+from windlass._wire.chains import Replicate as Replicate
+from windlass._wire.chains import Replicated as Replicated
+from windlass._wire.chains import Settle as Settle
+from windlass._wire.chains import Settled as Settled
+from windlass._wire.chains import Show as Show
+from windlass._wire.chains import Shown as Shown
+from windlass._wire.chains import ShowSlot as ShowSlot
+from windlass._wire.chains import Staged as Staged
 from windlass._wire.leases import Granted as Granted
 from windlass._wire.leases import Holding as Holding
 from windlass._wire.leases import Loaded as Loaded
@@ -38,19 +56,26 @@ from windlass._wire.looking import Scan as Scan
 from windlass._wire.looking import Scanned as Scanned
 from windlass._wire.looking import Thaw as Thaw
 from windlass._wire.message import Message as Message
-from windlass.types import Chain, Incarnation, KeyId, KeySpec, Lease, Node, Role
+from windlass._wire.pushing import Ack as Ack
+from windlass._wire.pushing import Attach as Attach
+from windlass._wire.pushing import Commit as Commit
+from windlass._wire.pushing import Detach as Detach
+from windlass._wire.pushing import Filtered as Filtered
+from windlass._wire.pushing import Hold as Hold
+from windlass._wire.pushing import Init as Init
+from windlass._wire.pushing import NeedIds as NeedIds
+from windlass._wire.pushing import Piece as Piece
+from windlass._wire.pushing import Pull as Pull
+from windlass._wire.pushing import Pulled as Pulled
+from windlass._wire.pushing import Push as Push
+from windlass._wire.pushing import Read as Read
+from windlass._wire.pushing import Release as Release
+from windlass._wire.pushing import Reserve as Reserve
+from windlass._wire.pushing import Write as Write
+from windlass.types import Chain, Incarnation, KeyId, KeySpec, Node, Role
 
-Piece = tuple[int, int, int]
 DELETED = "the key was deleted"
 """The reason for which a server refuses what names a key that it has no more."""
-
-
-class Filtered(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What filters made of numbers, beside its data: what they say of it, and the lengths of the buffers that lie in
-    the data one after the other, each at a multiple of 8 bytes."""
-
-    meta: dict[str, Any]
-    lengths: tuple[int, ...]
 
 
 # --- joining, and who is here ---------------------------------------------------------------------------------------
@@ -172,351 +197,6 @@ class Misplaced(Message, frozen=True):
     shard: int
 
 
-# --- the data path --------------------------------------------------------------------------------------------------
-
-
-class Init(Message, frozen=True):
-    """Rank 0 to server: the first value of these pieces. Ignored where the key has a value already."""
-
-    request: int
-    key: KeyId
-    shard: int
-    pieces: tuple[Piece, ...]
-
-
-class Write(Message, frozen=True):
-    """Driver to server: keep these pieces of write number `write` ready; Commit will make them the value. Answered
-    with Done. A later number replaces an earlier one."""
-
-    request: int
-    key: KeyId
-    shard: int
-    pieces: tuple[Piece, ...]
-    write: int
-
-
-class Commit(Message, frozen=True):
-    """Driver to keeper, keeper to the other heads (`is_passed_on`): after round `round`, which the keeper names, make
-    write number `write` of `writer` the value. Each shard answers the writer with Done and its number; again, if it is
-    asked again."""
-
-    request: int
-    key: KeyId
-    writer: Incarnation
-    write: int
-    round: int = -1
-    is_passed_on: bool = False
-
-
-class Attach(Message, frozen=True):
-    """Worker to keeper: I begin to use this key; at which clock do I start? Done's detail is the clock. The answer
-    waits for the first value, so that no push can come before it. Then to the heads of the other shards, with that
-    clock: count me from here on. A clock of -2 only asks: where is whoever has made most pushes? Who
-    then attaches with that clock is level with it, and nobody waits for what it has not pushed."""
-
-    request: int
-    key: KeyId
-    shard: int
-    clock: int = -1
-
-
-class Detach(Message, frozen=True):
-    """Worker to head: I have nothing to push on this shard for a while, and all my pushes are acknowledged: do not wait
-    for me. Answered with Done; Attach takes it back."""
-
-    request: int
-    key: KeyId
-    shard: int
-
-
-class Push(Message, frozen=True):
-    """Worker to head: part `part` of `parts` of my push number `clock` on this shard. A push without pieces still
-    counts: it is the notice that tells a shard of a push that does not touch it. With `pull` not 0 the answer is
-    Pulled, under that id, for the same pieces; else it is Ack. One that `completes` work that the shard has counted
-    already contributes nothing, and is answered all the same.
-
-    On a key with filters the data is what they made: one buffer for each piece, and for all pieces of a table. The
-    first number of `traffic` is how many bytes that was before, the others what each filter left of it; `residual` is
-    the norm of what the worker has kept back."""
-
-    key: KeyId
-    shard: int
-    clock: int
-    since: int
-    part: int
-    parts: int
-    pieces: tuple[Piece, ...]
-    pull: int = 0
-    hyper: dict[str, float] | None = None
-    completes: Lease | None = None
-    filtered: tuple[Filtered, ...] = ()
-    traffic: tuple[int, ...] = ()
-    residual: float = 0.0
-
-
-class NeedIds(Message, frozen=True):
-    """Head to worker: that part of your push, or that pull, names a list of ids that is not here (any more). Nothing of
-    it was counted: send it again with the list, and what comes after it."""
-
-    key: KeyId
-    shard: int
-    clock: int
-    part: int
-    digest: str
-    pull: int = 0
-
-
-class Ack(Message, frozen=True):
-    """Head to worker: your push `clock` on this shard is applied and replicated, and all before it (error: it was
-    refused, and changed nothing)."""
-
-    key: KeyId
-    shard: int
-    clock: int
-    error: str = ""
-
-
-class Pull(Message, frozen=True):
-    """Worker to head: read these pieces as they are after my first `clock` pushes. Of a table, the ids are data; with a
-    `digest`, they are to be kept under it, or, where there is no data, those that are. With `ahead`, others have pushed
-    as much as they must have when I have made so many more."""
-
-    pull: int
-    key: KeyId
-    shard: int
-    clock: int
-    pieces: tuple[Piece, ...]
-    digest: str = ""
-    ahead: int = 0
-
-
-class Read(Message, frozen=True):
-    """Driver to keeper, keeper to the other heads (`is_passed_on`): send `reader` these pieces as they are after round
-    `round`, which the keeper names: its newest. The answer is Pulled; pieces of others' shards are passed over."""
-
-    pull: int
-    key: KeyId
-    reader: Incarnation
-    pieces: tuple[Piece, ...]
-    round: int = -1
-    is_passed_on: bool = False
-    ids: tuple[bytes, ...] = ()  # of a table: those of every piece
-
-
-class Pulled(Message, frozen=True):
-    """Server to worker: some pieces of your pull, and that your first `clock` pushes are applied to them. `pins` are
-    what the server keeps unchanged until told by Release; it has none where bytes were copied into the frame.
-
-    Where filters were applied, each piece's data is what they made, or that of all pieces of a table. `threshold` is up
-    to which gradient a weight of 0 stays 0: one for all, or, where it is -1, one float32 for each element, in as many
-    buffers more."""
-
-    pull: int
-    key: KeyId
-    clock: int
-    version: int
-    pieces: tuple[Piece, ...]
-    pins: tuple[int, ...] = ()
-    error: str = ""
-    filtered: tuple[Filtered, ...] = ()
-    threshold: float | None = None
-
-
-class Release(Message, frozen=True):
-    """Worker to server: I have read what these pins kept."""
-
-    pins: tuple[int, ...]
-
-
-class Hold(Message, frozen=True):
-    """Worker or driver to server, first on a new link: of the pins of the old one I still read these, and no others."""
-
-    pins: tuple[int, ...]
-
-
-# --- between servers ------------------------------------------------------------------------------------------------
-
-
-class Staged(Message, frozen=True):
-    """Head to keeper: in this generation the shard has all pieces of round `round` from these workers, and every live
-    worker is among them. With `error`, it cannot take them, and says why."""
-
-    key: KeyId
-    shard: int
-    round: int
-    term: int
-    number: int
-    members: tuple[Incarnation, ...]
-    error: str = ""
-
-
-class Close(Message, frozen=True):
-    """Keeper to the head of another shard: round `round` is closed with exactly these members. With `error`, it is
-    refused: some shard cannot take it, and none does."""
-
-    key: KeyId
-    shard: int
-    round: int
-    members: tuple[Incarnation, ...]
-    error: str = ""
-
-
-class Kind(Enum):
-    """What an entry of a shard's log does."""
-
-    ROUND = "round"  # reduced pieces, applied once: round `clock` of `members`
-    PUSH = "push"  # the same: part `part` of `parts` of push `clock` of `who`
-    FIRST = "first"  # pieces of the first value
-    WRITE = "write"  # pieces that the driver set
-    START = "start"  # `who` is counted from `clock` on
-    REST = "rest"  # `who` is not waited for until it starts again
-    RESTORE = "restore"  # one slot becomes what `meta` and the arrays `names` say
-
-
-class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What one entry is, beside its data."""
-
-    kind: Kind
-    clock: int = 0
-    who: Incarnation = Incarnation(0)
-    part: int = 0
-    parts: int = 1
-    members: tuple[Incarnation, ...] = ()
-    hyper: dict[str, float] | None = None
-    error: str = ""
-    names: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    meta: dict[str, Any] | None = None
-    leases: tuple[Lease, ...] = ()  # what it completes
-    elements: tuple[int, ...] = ()  # of a round or push: how many elements of the shard each of those in it gave
-    now: float = 0.0  # of a round, a push or a write to a table: when, by the time of the shard
-    count: int = -1  # as in Restore
-    is_refused: bool = False  # of a round: as Close says, for this `error`
-
-
-class Replicate(Message, frozen=True):
-    """To the next of a shard's chain: part `part` of entry `index` of its log; the last one says what the entry is.
-    Accepted only from one's own predecessor, and only in order. `pins` as in Pulled."""
-
-    key: KeyId
-    shard: int
-    index: int
-    part: int
-    pieces: tuple[Piece, ...]
-    entry: LogEntry | None = None
-    pins: tuple[int, ...] = ()
-
-
-class Replicated(Message, frozen=True):
-    """Back up the chain: I, and all after me, have the log up to `index`. With `resumes`: and send me what follows."""
-
-    key: KeyId
-    shard: int
-    index: int
-    resumes: bool = False
-
-
-class Ready(Message, frozen=True):
-    """Learner to the last of the chain: show me the shard, from the beginning. The generation is one that made it the
-    learner: whoever was told to stop, and then to learn again, must know of both before it is shown anything."""
-
-    key: KeyId
-    shard: int
-    term: int = 0
-    number: int = 0
-
-
-class Show(Message, frozen=True):
-    """To the learner: what a shard counts, after entry `index` of its log. Its slots follow, and its entries. `lesson`
-    numbers the attempts: what belongs to an earlier one is void."""
-
-    key: KeyId
-    shard: int
-    lesson: int
-    index: int
-    counts: dict[str, Any]
-
-
-class ShowSlot(Message, frozen=True):
-    """To the learner: array `name` of a slot as it is after entry `index`; the last one completes it. An array that is
-    too long for one message comes in several, one after the other; `part` counts them all. `pins` as in Pulled."""
-
-    key: KeyId
-    shard: int
-    lesson: int
-    slot: int
-    index: int
-    name: str
-    dtype: str
-    is_last: bool
-    meta: dict[str, Any]
-    pins: tuple[int, ...] = ()
-    part: int = 0
-
-
-class Shown(Message, frozen=True):
-    """To the learner: that was all. And its answer: I have it. From then on the chain waits for it."""
-
-    key: KeyId
-    shard: int
-    lesson: int
-    is_answer: bool = False
-
-
-class Recruited(Message, frozen=True):
-    """The last of a chain to the manager, in this generation: the learner has all that the chain has, and the chain
-    waits for it."""
-
-    key: KeyId
-    shard: int
-    learner: Incarnation
-    term: int
-    number: int
-
-
-class Settle(Message, frozen=True):
-    """Manager to the head of a shard: pause, until a generation tells who goes on."""
-
-    key: KeyId
-    shard: int
-
-
-class Settled(Message, frozen=True):
-    """The answer, in this generation: I speak for the shard no more, and all of its chain have all of its log."""
-
-    key: KeyId
-    shard: int
-    term: int
-    number: int
-
-
-class Drain(Message, frozen=True):
-    """Driver to manager, or server to manager about itself: move everything away from this server, then let it go."""
-
-    request: int
-    server: Incarnation
-
-
-class Beat(Message, frozen=True):
-    """Server to server, and to the manager: I am here, and know of this generation. `sent` is the sender's clock, and
-    comes back in the answer. To the manager: members that I have not been able to reach for a lease, and `echo`: its
-    clock when it last answered me."""
-
-    sent: float
-    is_answer: bool = False
-    term: int = 0
-    number: int = 0
-    unreachable: tuple[Incarnation, ...] = ()
-    echo: float = -1.0
-
-
-class PassOn(Message, frozen=True):
-    """Server to manager: tell `peer` this, for I cannot reach it. And manager to server: `peer` says this."""
-
-    peer: Incarnation
-    message: Staged | Close | Read | Commit
-
-
 AnyMessage = (
     Join
     | Membership
@@ -536,6 +216,7 @@ AnyMessage = (
     | Attach
     | Detach
     | Push
+    | Reserve
     | NeedIds
     | Ack
     | Pull

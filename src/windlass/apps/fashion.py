@@ -161,7 +161,8 @@ def _locate(directory: Path, name: str) -> Path:
         if path.is_file():
             return path
     expected = "auto, full, sample or a directory that has the idx files"
-    raise UsageError(f"the data: expected {expected}, got {directory}, which has no {name}.gz")
+    lack = f"which has no {name}.gz" if directory.is_dir() else "where there is no directory"
+    raise UsageError(f"the data: expected {expected}, got {directory}, {lack}")
 
 
 def _unpacked(path: Path) -> bytes:

@@ -25,7 +25,6 @@ from windlass.errors import WindlassError
 from windlass.types import Array
 
 POLL_SECONDS = 0.05
-NO_LEASED_WORK = "the job leases no work"
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,35 +134,46 @@ def _in_pushes(elements: int, tally: Tally) -> int:
     return max(1, math.ceil(elements * tally.acked_pushes / tally.acked_elements)) if tally.acked_elements else 1
 
 
-def samples_report(said: dict[str, Any]) -> str:
-    """How many samples of leased work were missed, in words, from what the cluster says of itself: of every epoch that
-    is done, each batch has to be counted on each shard that the work went to. That it counts there once is how a shard
-    counts: a batch is in its list or not."""
+class Samples(msgspec.Struct, frozen=True, kw_only=True):
+    """Of leased work: samples that are more than once in the value of some shard, those that are missing from one, and
+    how many there were in the epochs that are done."""
+
+    repeated: int = 0
+    missed: int = 0
+    total: int = 0
+
+
+def count_samples(said: dict[str, Any]) -> Samples | None:
+    """From what the cluster says of itself; None if no work was leased. Of every epoch that is done, each batch has to
+    be counted on each shard that the work went to. Whether it is counted there once does not follow from the shard's
+    list, in which it is or is not: so a shard also counts the entries that complete a batch which is in it already."""
     workloads = said.get("workloads", {})
     if not workloads:
-        return NO_LEASED_WORK
-    total = missed = 0
+        return None
+    repeated = missed = total = 0
     for workload in workloads.values():
-        epoch_batches = -(-workload["size"] // workload["batch_size"])
+        num_batches = workload["epoch"] * -(-workload["size"] // workload["batch_size"])
+        shards = list(_shards_with(said, workload["name"]))
+        lacking = {one for shard in shards for one in _missing(shard["batches"][workload["name"]], num_batches)}
         total += workload["epoch"] * workload["size"]
-        missed += sum(_missing(dumped, workload["epoch"] * epoch_batches) * workload["batch_size"]
-                      for dumped in _counted_batches(said, workload["name"]))  # fmt: skip
-    return f"0 repeated, {missed} missed, of {total:,} in epochs that are done"
+        missed += len(lacking) * workload["batch_size"]
+        repeats = (shard["repeats"].get(workload["name"], 0) for shard in shards)
+        repeated += max(repeats, default=0) * workload["batch_size"]
+    return Samples(repeated=repeated, missed=missed, total=total)
 
 
-def _counted_batches(said: dict[str, Any], workload: str) -> Iterator[list[Any]]:
-    """What each head has counted of it, of the keys that know of it at all."""
+def _shards_with(said: dict[str, Any], workload: str) -> Iterator[dict[str, Any]]:
+    """What each head has counted, of the keys that know of the workload at all."""
     for server in said.get("servers", {}).values():
         for key in server.get("keys", {}).values():
             for shard in key.get("counts", {}).values():
                 if shard["is_head"] and workload in shard["batches"]:
-                    yield shard["batches"][workload]
+                    yield shard
 
 
-def _missing(dumped: list[Any], batches: int) -> int:
+def _missing(dumped: list[Any], num_batches: int) -> Iterator[int]:
     floor, above = dumped
-    missing: int = batches - floor - sum(one < batches for one in above)
-    return max(0, missing)
+    return (one for one in range(floor, num_batches) if one not in above)
 
 
 # --- reading them -----------------------------------------------------------------------------------------------------

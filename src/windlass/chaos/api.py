@@ -9,13 +9,14 @@ import threading
 from collections.abc import Sequence
 from types import TracebackType
 
+from windlass._words import count
 from windlass.chaos.plan import Plan, parse_sides, parse_target
 from windlass.chaos.report import Report
 from windlass.chaos.scene import There
 from windlass.chaos.session import Session
 from windlass.engines.cluster import Cluster
 from windlass.engines.processes import ProcessEngine
-from windlass.errors import UsageError
+from windlass.errors import UsageError, in_words
 from windlass.types import Role
 
 log = logging.getLogger("windlass.chaos")
@@ -89,6 +90,11 @@ class Chaos:
             raise UsageError("there is no report before the end of the block")
         return self._report
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until all of it has been done, and the cluster has recovered; or until the block ends, or `timeout`
+        seconds have passed: then False. For a thread beside the job that tells it to end."""
+        return self._session.is_spent.wait(timeout)
+
     def _run(self) -> None:
         try:
             self._session.run(self._is_over.is_set)
@@ -103,7 +109,7 @@ class Chaos:
         self._is_over.set()
         self._thread.join()
         try:
-            how = "the block ended" if error is None else f"the block was left by {type(error).__name__}: {error}"
+            how = "the block ended" if error is None else f"the block was left by {in_words(error)}"
             self._report = self._session.judge(how.split("\nraised in")[0])
         finally:
             self._session.close()
@@ -112,7 +118,7 @@ class Chaos:
 
     def __repr__(self) -> str:
         state = "over" if self._report is not None else "under way" if self._thread.is_alive() else "not begun"
-        return f"<Chaos seed={self._session.plan.seed} | {state}, {len(self._session.firing.faults)} faults>"
+        return f"<Chaos seed={self._session.plan.seed} | {state}, {count(len(self._session.firing.faults), 'fault')}>"
 
 
 def _recruit(engine: ProcessEngine, rank: int) -> None:

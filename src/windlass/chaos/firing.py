@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from windlass._ledger import Faults
+from windlass._words import count
 from windlass.chaos.obstacles import obstacle
 from windlass.chaos.plan import Deed, Plan, Shot, Target
 from windlass.chaos.report import Fault, Unfired, seconds_in_words
@@ -68,6 +69,7 @@ class Firing:
         self._rng = random.Random(f"chaos/{plan.seed}/firing")
         self._open: list[_Open] = []
         self._seats: dict[int, tuple[int, Fault]] = {}  # servers that may be lost: rank, and by which fault, the latest
+        self._joining: set[str] = set()  # new servers that have not been seen yet
         self._manager_kills: list[float] = []
         self._has_conditions = False
         self._written_at = 0.0
@@ -99,7 +101,7 @@ class Firing:
 
     def try_fire(self, shot: Shot) -> str:
         """Fire it if it may be fired now; why not, otherwise."""
-        self.scene.look()
+        is_fresh = self.scene.look()
         targets = [shot.target] if shot.target is not None else [one for side in shot.sides for one in side]
         names = {target: self._name(target) for target in targets}
         missing = [str(target) for target, name in names.items() if name is None]
@@ -108,6 +110,8 @@ class Firing:
         victims = [name for name in names.values() if name is not None]
         if shot.sides and any(one.shot.sides and one.lift_at for one in self._open):
             return "another partition lasts"
+        if not is_fresh and any(one.startswith("server-") for one in victims):
+            return "the manager does not say how the cluster is, and what a server has may be the last"
         situation = self.scene.situation(self._disturbed(), self._manager_kills)
         reason = obstacle(victims, self._is_lasting(shot, victims), situation, time.monotonic())
         if reason:
@@ -124,8 +128,15 @@ class Firing:
         self._tell(f"could not {shot}: {reason}")
 
     @property
+    def lifted_at(self) -> float:
+        """When the last of those that have an end is due to end; 0 without any."""
+        return max((one.lift_at for one in self._open), default=0.0)
+
+    @property
     def is_recovering(self) -> bool:
-        return any(one.is_awaited for one in self._open)
+        """Whether something is still to be seen: pushes that go through again, or a new server in a dead one's seat."""
+        is_seat_empty = any(fault.what == Deed.KILL for _, fault in self._seats.values()) and self.plan.replaces
+        return is_seat_empty or bool(self._joining) or any(one.is_awaited for one in self._open)
 
     def lift(self) -> None:
         """End every fault that has an end: nobody stays stopped, no link stays cut. Safe to repeat."""
@@ -137,15 +148,22 @@ class Firing:
     # --- one fault ----------------------------------------------------------------------------------------------------
 
     def _name(self, target: Target) -> str | None:
-        """The node that is meant, if it is there. Of several, one that is undisturbed."""
+        """The node that is meant, if it is there. Of several, one that is undisturbed; of servers, one that holds a
+        part of what is being pushed to, so that it is felt."""
         if target.rank is not None or target.role is Role.MANAGER:
             return target.name if target.name in self.scene.nodes else None
         names = sorted(name for name, node in self.scene.nodes.items() if node["role"] == target.role)
         calm = [name for name in names if name not in self._disturbed()]
-        return self._rng.choice(calm or names) if names else None
+        used = in_use(self.scene.rows(), time.monotonic())
+        busy = [name for name in calm if target.role is Role.SERVER and used & self.scene.keys_on(frozenset({name}))]
+        return self._rng.choice(busy or calm or names) if names else None
 
     def _disturbed(self) -> frozenset[str]:
-        return frozenset(name for one in self._open if one.lift_at for name in one.names)
+        """Who is stopped or kept apart, and whose death the manager has not noticed yet: what it says of chains is
+        still as they were."""
+        held = {name for one in self._open if one.lift_at for name in one.names}
+        killed = {who for who, (_, fault) in self._seats.items() if fault.what == Deed.KILL}
+        return frozenset(held | {name for name, node in self.scene.nodes.items() if int(node["incarnation"]) in killed})
 
     @staticmethod
     def _is_lasting(shot: Shot, victims: list[str]) -> bool:
@@ -214,12 +232,14 @@ class Firing:
 
     def _replace(self) -> None:
         """Put a new server into the seat of each that the generation has left behind."""
+        self._joining -= self.scene.nodes.keys()
         alive = {int(node["incarnation"]) for node in self.scene.nodes.values()}
         for incarnation in [who for who in self._seats if alive and who not in alive]:
             rank, fault = self._seats.pop(incarnation)
             if self.plan.replaces:
                 fault.note = "replaced"
                 self.scene.there.recruit(rank)
+                self._joining.add(f"server-{rank}")
                 self._tell(f"a new server-{rank} takes the seat")
         self._open = [one for one in self._open if one.lift_at or one.fault.recovery_seconds is None]
 
@@ -249,7 +269,7 @@ class Firing:
                 unseen = len(one.keys - one.seen.keys())
                 if one.seen:
                     one.fault.recovery_seconds = round(max(one.seen.values()), 4)
-                told = f"{unseen} keys were not pushed to again" if unseen else "no key in use was concerned"
+                told = f"{count(unseen, 'key')} not pushed to again" if unseen else "no key in use was concerned"
                 one.fault.note = "; ".join(filter(None, (one.fault.note, told)))
 
     # --- links --------------------------------------------------------------------------------------------------------

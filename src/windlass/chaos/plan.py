@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from windlass._words import count
 from windlass.errors import UsageError
 from windlass.types import Role
 
@@ -92,11 +93,11 @@ class Plan:
         """Raise UsageError for a node that such a cluster does not have."""
         counts = {Role.SERVER: num_servers, Role.WORKER: num_workers}
         for target in self.targets:
-            count = counts.get(target.role, 1)
-            if target.rank is not None and target.rank >= count:
+            number = counts.get(target.role, 1)
+            if target.rank is not None and target.rank >= number:
+                seats = f"{target.role}:0" + (f" to {target.role}:{number - 1}" if number > 1 else "")
                 raise UsageError(
-                    f"chaos on {target}: there is no such node; the cluster has {count} {target.role}s "
-                    f"({target.role}:0 to {target.role}:{count - 1})"
+                    f"chaos on {target}: there is no such node; the cluster has {count(number, target.role)} ({seats})"
                 )
 
     def warnings(self, *, replicas: int, lease_seconds: float) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.chaos.accounting import Findings
+from windlass.chaos.accounting import Findings, Samples
 
 
 class Fault(msgspec.Struct, kw_only=True):
@@ -45,7 +45,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     links_refused: int = 0
     longest_push_seconds: float = 0.0
     findings: Findings = msgspec.field(default_factory=Findings)
-    samples: str = ""
+    samples: Samples | None = None
     job: str = ""
     job_status: int | None = None
     warnings: tuple[str, ...] = ()
@@ -72,6 +72,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             return f"the books could not be compared: {self.findings.unjudged}"
         if self.num_lost or self.num_twice:
             return f"{self.num_lost} acknowledged pushes lost, {self.num_twice} counted twice"
+        if self.samples is not None and (self.samples.repeated or self.samples.missed):
+            return f"{self.samples.repeated} samples repeated, {self.samples.missed} missed"
         if not self.num_faults:
             return "no fault was fired: nothing is shown"
         if not self.findings.num_acked:
@@ -80,7 +82,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether faults happened, and every acknowledged push is in the values exactly once."""
+        """Whether faults happened, and every acknowledged push is in the values exactly once, and every sample."""
         return not self.reason
 
     @property

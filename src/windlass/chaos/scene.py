@@ -15,10 +15,9 @@ from windlass.chaos.obstacles import Situation
 from windlass.engines.config import NodeConfig
 from windlass.engines.look import Looker
 from windlass.errors import ClusterError, WindlassError
-from windlass.types import Array
+from windlass.types import RESERVED, Array
 
 LOOK_SECONDS = 0.3
-RESERVED = "windlass/"
 LOOK_AGAIN_SECONDS = 0.1
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
-from windlass.chaos.accounting import Findings, judge, read_books, samples_report
+from windlass.chaos.accounting import Findings, Samples, count_samples, judge, read_books
 from windlass.chaos.firing import TURN_SECONDS, Firing
 from windlass.chaos.plan import Plan, Shot, schedule
 from windlass.chaos.report import Report
@@ -18,8 +19,8 @@ SETTLE_LEASES, SETTLE_SECONDS = 2.0, 4.0
 
 
 class Session:
-    """Not thread-safe: one thread calls `run`, then `judge`, then `close`. Raises UsageError, at once, for a plan that
-    does not fit the cluster."""
+    """Not thread-safe but for `is_spent`: one thread calls `run`, then `judge`, then `close`. Raises UsageError, at
+    once, for a plan that does not fit the cluster."""
 
     def __init__(self, plan: Plan, there: There, say: Callable[[str], None]) -> None:
         options = there.config.options
@@ -30,6 +31,7 @@ class Session:
         self._shots: list[Shot] = schedule(plan, options.lease_seconds)
         self._scene = Scene(there)
         self._ended_at: float | None = None
+        self.is_spent = threading.Event()  # nothing is to be done any more, and what was done is recovered from
         self.firing = Firing(plan, self._scene, say)
         self._say = say
         self._before = {name: self._sum(name) for name in LINK_COUNTS}  # of an earlier session on this cluster
@@ -47,15 +49,18 @@ class Session:
                 if not self._until(self.firing.began_at + shot.at, is_over):
                     break
                 self._fire(shot, is_over)
-            self._until(self.firing.began_at + self.plan.seconds, is_over)
+            self._until(max(self.firing.began_at + self.plan.seconds, self.firing.lifted_at), is_over)
             self._ended_at = time.monotonic()
             self.firing.lift()
             if not is_over():
                 self._say("from here on the job goes on undisturbed")
             while not is_over():
                 self.firing.turn()
-                time.sleep(0.0 if self.firing.is_recovering else IDLE_SECONDS)
+                if not self.firing.is_recovering:
+                    self.is_spent.set()
+                    time.sleep(IDLE_SECONDS)
         finally:
+            self.is_spent.set()
             self._ended_at = self._ended_at or time.monotonic()
             self.firing.lift()
             self.firing.settle()
@@ -96,12 +101,13 @@ class Session:
         known not to be there any more."""
         rows = self._scene.rows()
         links = {name: self._sum(name) - before for name, before in self._before.items()}
-        findings, samples = Findings(unjudged="no node was ever seen"), ""
+        findings = Findings(unjudged="no node was ever seen")
+        samples: Samples | None = None
         if self._scene.nodes:
             patience = (SETTLE_LEASES * self._lease_seconds + SETTLE_SECONDS) if is_there else 0.0
             looker = self._scene.looker
             books, said = read_books(self._scene.rows, lambda: looker.everything(with_counts=True), patience)
-            findings, samples = judge(books), samples_report(said)
+            findings, samples = judge(books), count_samples(said)
         began, ended = self.firing.began_at, self._ended_at
         return Report(
             seed=self.plan.seed,

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from windlass._words import count, say_marked
 from windlass.chaos.accounting import Finding
 from windlass.chaos.report import Report, seconds_in_words
 
@@ -31,24 +32,24 @@ def print_report(report: Report, console: Console | None = None) -> None:
         told = f"[yellow]not fired:[/yellow] {escape(one.reason)}"
         table.add_row(f"{one.at:.1f} s", escape(one.what), "", "", "", told)
     console.print()
-    console.print(f"[bold]Chaos report[/bold]  seed {report.seed}, {report.seconds:.0f} s", soft_wrap=True)
+    say_marked(console, f"[bold]Chaos report[/bold]  seed {report.seed}, {report.seconds:.0f} s")
     if report.faults or report.unfired:
         console.print(table)
     for label, value in _lines(report):
-        console.print(f"[bold]{label:<28}[/bold] {value}", soft_wrap=True)
+        say_marked(console, f"[bold]{label:<28}[/bold] {value}")
     for kind, findings in (("lost", report.findings.lost), ("counted twice", report.findings.twice)):
         for finding in findings:
-            console.print(f"[red]{kind}:[/red] {escape(_told(finding))}", soft_wrap=True)
+            say_marked(console, f"[red]{kind}:[/red] {escape(_told(finding))}")
     verdict = "[green]nothing was lost, nothing counted twice[/green]"
     if report.job_status:
         verdict = "[yellow]nothing was lost, nothing counted twice, but the job did not end well[/yellow]"
     if not report.ok:
         verdict = f"[bold red]{escape(report.reason)}[/bold red]"
-    console.print(f"[bold]{'verdict':<28}[/bold] {verdict}", soft_wrap=True)
+    say_marked(console, f"[bold]{'verdict':<28}[/bold] {verdict}")
 
 
 def _told(one: Finding) -> str:
-    return f"{one.pushes} pushes of {one.worker} on '{one.key}': {one.reason}"
+    return f"{_pushes(one.pushes)} of {one.worker} on '{one.key}': {one.reason}"
 
 
 def _lines(report: Report) -> list[tuple[str, str]]:
@@ -56,11 +57,11 @@ def _lines(report: Report) -> list[tuple[str, str]]:
     lines = [("faults fired", f"{len(report.faults)}, not fired {len(report.unfired)}")]
     links = []
     if report.drop:
-        links.append(f"{report.frames_lost:,} frames lost ({report.drop:.1%}), each with its link")
+        links.append(f"{count(report.frames_lost, 'frame')} lost ({report.drop:.1%}), each with its link")
     if report.delay_seconds:
-        links.append(f"{report.frames_late:,} frames {seconds_in_words(report.delay_seconds)} late")
+        links.append(f"{count(report.frames_late, 'frame')} {seconds_in_words(report.delay_seconds)} late")
     if report.links_refused:
-        links.append(f"{report.links_refused:,} dials refused")
+        links.append(f"{count(report.links_refused, 'dial')} refused")
     if links:
         lines.append(("links", "; ".join(links)))
     longest = seconds_in_words(report.longest_push_seconds) if findings.num_acked else "–"
@@ -70,11 +71,25 @@ def _lines(report: Report) -> list[tuple[str, str]]:
     else:
         lines += [("acknowledged pushes lost", _number(report.num_lost)), ("counted twice", _number(report.num_twice))]
     if findings.num_deleted_keys:
-        lines.append(("not judged", f"pushes on {findings.num_deleted_keys} keys that the job has deleted"))
-    lines.append(("samples repeated or missed", escape(report.samples)))
+        lines.append(("not judged", f"pushes on {count(findings.num_deleted_keys, 'key')} that the job has deleted"))
+    lines.append(("samples repeated or missed", _samples(report)))
     lines.append(("the job", escape(report.job)))
     return lines
 
 
-def _number(count: int) -> str:
-    return f"[red]{count:,}[/red]" if count else "0"
+def _samples(report: Report) -> str:
+    samples = report.samples
+    if report.findings.unjudged:
+        return "unknown"
+    if samples is None:
+        return "the job leases no work"
+    repeated, missed = _number(samples.repeated), _number(samples.missed)
+    return f"{repeated} repeated, {missed} missed, of {samples.total:,} in epochs that are done"
+
+
+def _pushes(number: int) -> str:
+    return f"{number:,} push{'' if number == 1 else 'es'}"
+
+
+def _number(number: int) -> str:
+    return f"[red]{number:,}[/red]" if number else "0"

@@ -4,7 +4,7 @@ This part knows nothing of clusters; docs/checkpoints.md says what is in the fil
 """
 
 from windlass.checkpoint.diff import ArrayDifference, Difference, diff
-from windlass.checkpoint.listing import Listed, State, latest, list_checkpoints
+from windlass.checkpoint.listing import Listed, State, exists, latest, list_checkpoints
 from windlass.checkpoint.manifest import (
     AfterRound,
     Manifest,
@@ -38,6 +38,7 @@ __all__ = [
     "WhenAsked",
     "Writer",
     "diff",
+    "exists",
     "latest",
     "list_checkpoints",
     "read_manifest",

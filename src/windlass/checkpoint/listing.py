@@ -78,6 +78,17 @@ def list_checkpoints(path: str | os.PathLike[str]) -> list[Listed]:
     return list_folder(folder)
 
 
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a checkpoint to load in this directory, or this is one. What was never finished is none, and a
+    directory that is not there has none: a job that goes on from where it was begins anew there. A damaged one counts,
+    so that `load` says what is wrong with it."""
+    folder = Folder.at(path)
+    if not folder.exists():
+        return False
+    own = look_at(folder)
+    return any(one.state is not State.UNFINISHED for one in ([own] if own else list_folder(folder)))
+
+
 def list_folder(folder: Folder) -> list[Listed]:
     """As `list_checkpoints`; none are in a folder that is not there."""
     found = [one for name in folder.folders() if (one := look_at(folder.child(name))) is not None]
@@ -100,6 +111,14 @@ def latest(path: str | os.PathLike[str]) -> str:
         unfinished = ", ".join(f"'{one.name}' was never finished" for one in listed)
         raise UsageError(f"no checkpoint in '{path}'{': ' if unfinished else ''}{unfinished}")
     return good[-1].path
+
+
+def instead_of(folder: Folder) -> str:
+    """What to load where this one turned out to be damaged while it was read: of its neighbours the newest whose files
+    are all there. What they hold is not looked at."""
+    parent, _, name = str(folder).rstrip("/").rpartition("/")
+    others = [one for one in list_folder(Folder.at(parent)) if one.state is State.COMPLETE and one.name != name]
+    return f"the newest other one is '{others[-1].path}'" if others else "there is no other beside it"
 
 
 def _is_newer(one: Listed, good: Sequence[Listed]) -> bool:

@@ -123,6 +123,11 @@ class _Format(msgspec.Struct):
     format: int
 
 
+_sealed_decoder = msgspec.json.Decoder(_Sealed)
+_format_decoder = msgspec.json.Decoder(_Format)
+_manifest_decoder = msgspec.json.Decoder(Manifest)
+
+
 def seal(manifest: Manifest) -> bytes:
     """The manifest as it lies in its file."""
     return _sealed(msgspec.json.encode(manifest))
@@ -136,16 +141,16 @@ def _sealed(body: bytes) -> bytes:
 def unseal(data: bytes, path: str) -> Manifest:
     """What `seal` made into bytes. Raises DamagedCheckpoint for anything else, and UsageError for a later format."""
     try:
-        body = bytes(msgspec.json.decode(data, type=_Sealed).manifest)
+        body = bytes(_sealed_decoder.decode(data).manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(path, [f"{MANIFEST} is a broken or foreign file: {error}"]) from None
     if data != _sealed(body):
         raise DamagedCheckpoint(path, [f"{MANIFEST} has been altered: it does not match its own checksum"])
     try:
-        found = msgspec.json.decode(body, type=_Format).format
+        found = _format_decoder.decode(body).format
         if found != FORMAT:
             raise UsageError(f"'{path}' has format {found}, this Windlass reads format {FORMAT}; install a later one")
-        manifest = msgspec.json.decode(body, type=Manifest)
+        manifest = _manifest_decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(path, [f"{MANIFEST} is not one of a checkpoint: {error}"]) from None
     if problem := _problem(manifest):

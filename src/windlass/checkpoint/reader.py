@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 
 from windlass.checkpoint.folder import Folder
-from windlass.checkpoint.listing import find
+from windlass.checkpoint.listing import find, instead_of
 from windlass.checkpoint.manifest import MANIFEST, Manifest, SavedArray, SavedKey, SavedSlot, SlotEntry, unseal
 from windlass.errors import ClusterError, DamagedCheckpoint, UsageError
 from windlass.types import Array
@@ -81,10 +81,13 @@ class Reader:
             data = self.folder.read(file, array.begin, end) if array.nbytes else b""
         except ClusterError as error:
             if isinstance(error.__cause__, FileNotFoundError):
-                raise DamagedCheckpoint(self.path, [f"{file}, which holds {where}, is missing"]) from None
+                raise self._damaged(f"{file}, which holds {where}, is missing") from None
             raise
         if len(data) < array.nbytes:
-            raise DamagedCheckpoint(self.path, [f"{file} is cut short in '{array.name}' of {where}"])
+            raise self._damaged(f"{file} is cut short in '{array.name}' of {where}")
         if zlib.crc32(data) != array.crc32:
-            raise DamagedCheckpoint(self.path, [f"{file} has been altered in '{array.name}' of {where}"])
+            raise self._damaged(f"{file} has been altered in '{array.name}' of {where}")
         return np.frombuffer(data, array.dtype).reshape(array.shape)
+
+    def _damaged(self, problem: str) -> DamagedCheckpoint:
+        return DamagedCheckpoint(self.path, [problem], instead_of(self.folder))

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from windlass.checkpoint.checksums import Running
 from windlass.checkpoint.folder import Folder
 from windlass.checkpoint.manifest import SavedArray, SavedFile, SavedSlot, SlotEntry
 from windlass.errors import UsageError
@@ -99,7 +100,7 @@ def write_shard(folder: Folder, name: str, parts: Sequence[Part]) -> tuple[Saved
     laid = _lay(parts)
     header = _header(parts, laid)
     sums = [0] * len(laid)
-    total = _Running()
+    total = Running()
     folder.write(name, _chunks(header, laid, sums, total))
     arrays: list[list[SavedArray]] = [[] for _ in parts]
     for crc, one in zip(sums, laid, strict=True):
@@ -118,16 +119,6 @@ def write_shard(folder: Folder, name: str, parts: Sequence[Part]) -> tuple[Saved
         found.sort(key=lambda each, order=order: order.index(each.name))  # type: ignore[misc]
         entries.append(SlotEntry(file=name, arrays=tuple(found), meta=part.slot.meta))
     return SavedFile(name=name, nbytes=total.nbytes, crc32=total.crc), entries
-
-
-@dataclass(slots=True)
-class _Running:
-    nbytes: int = 0
-    crc: int = 0
-
-    def add(self, chunk: Any) -> None:
-        self.nbytes += len(chunk)
-        self.crc = zlib.crc32(chunk, self.crc)
 
 
 def _lay(parts: Sequence[Part]) -> list[_Laid]:
@@ -156,7 +147,7 @@ def _header(parts: Sequence[Part], laid: Sequence[_Laid]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _chunks(header: bytes, laid: Sequence[_Laid], sums: list[int], total: _Running) -> Iterator[Any]:
+def _chunks(header: bytes, laid: Sequence[_Laid], sums: list[int], total: Running) -> Iterator[Any]:
     """What the file is made of, in order; each array's checksum is in `sums` and the file's in `total` at the end."""
     total.add(header)
     yield header
@@ -165,5 +156,5 @@ def _chunks(header: bytes, laid: Sequence[_Laid], sums: list[int], total: _Runni
         for begin in range(0, len(flat), CHUNK_BYTES):
             chunk = flat[begin : begin + CHUNK_BYTES]
             sums[number] = zlib.crc32(chunk, sums[number])
-            total.add(chunk)
             yield chunk
+        total.join(flat, sums[number])

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from types import TracebackType
 from typing import Any
@@ -48,6 +49,11 @@ NICENESS = 15
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,99}")
 log = logging.getLogger("windlass")
+
+
+@cache
+def _own_version() -> str:
+    return version("windlass")  # it takes two milliseconds to find out
 
 
 def _give_way() -> None:
@@ -234,7 +240,7 @@ class Writer:
         )
         return Manifest(
             format=FORMAT,
-            windlass=version("windlass"),
+            windlass=_own_version(),
             created=datetime.now(UTC),
             sequence=self._sequence,
             step=self._step,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-
 INTERRUPTED = 130
 
 
 def main() -> None:
-    """The entry point. Does not return: ends the process with the command's exit status."""
-    try:
-        from windlass.cli.app import app
+    """The command, for `_windlass_command`, which has seen to Ctrl-C until here. Does not return: ends the process with
+    the command's exit status."""
+    import signal
 
-        app()
-    except KeyboardInterrupt:  # while the imports ran; later each command sees to it itself
-        sys.exit(INTERRUPTED)
+    from windlass.cli.app import app
+
+    if callable(signal.getsignal(signal.SIGINT)):  # it is not to be ignored: from here on each command sees to it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    app()

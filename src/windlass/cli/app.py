@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import typer.core
+from rich.console import Console
 
+from windlass._words import say
 from windlass.cli import INTERRUPTED
+from windlass.cli.help import Command, FitByDefault, Group, Unnamed
 from windlass.errors import UsageError, WindlassError
 
 app = typer.Typer(
+    cls=Group,
     help="Windlass: push gradients, pull parameters, from one process to many.",
     no_args_is_help=True,
     add_completion=False,
@@ -49,7 +52,7 @@ def windlass(
 
 @contextmanager
 def _reported(context: typer.Context) -> Iterator[None]:
-    """An error becomes one line and an exit status: 2 for the caller's, 1 for the cluster's."""
+    """An error becomes one sentence and an exit status: 2 for the caller's, 1 for the cluster's."""
     try:
         yield
     except KeyboardInterrupt:
@@ -57,11 +60,12 @@ def _reported(context: typer.Context) -> Iterator[None]:
     except WindlassError as error:
         if context.obj:
             raise
-        print(f"windlass: {error}", file=sys.stderr)
+        say(Console(stderr=True), f"windlass: {error}")
         raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
 
 
 @app.command(
+    cls=Command,
     context_settings={"allow_interspersed_args": False},
     epilog="Examples:\n\n[b]windlass run --servers 2 --workers 4 train.py --epochs 3[/b]\n\n"
     "[b]windlass run --workers 2 --consistency bounded:2 -m package.train[/b]",
@@ -149,7 +153,9 @@ def run(
     raise typer.Exit(status)
 
 
-@app.command(epilog="Examples:\n\n[b]windlass status[/b]\n\n[b]windlass status --json | jq '.[0].keys'[/b]")
+@app.command(
+    cls=Command, epilog="Examples:\n\n[b]windlass status[/b]\n\n[b]windlass status --json | jq '.[0].keys'[/b]"
+)
 def status(
     context: typer.Context,
     manager: Annotated[
@@ -170,6 +176,7 @@ def status(
 
 
 @app.command(
+    cls=Command,
     epilog="Examples:\n\n[b]windlass demo[/b]\n\n[b]windlass demo --workers 4 --consistency bounded:2[/b]\n\n"
     "[b]windlass demo --plain[/b]"
 )
@@ -239,6 +246,7 @@ def demo(
 
 
 @app.command(
+    cls=Command,
     context_settings={"allow_interspersed_args": False},
     epilog="Examples:\n\n[b]windlass chaos --kill server:any --every 5s --for 60s -- windlass run -s 3 --replicas 1 "
     "train.py[/b]\n\n[b]windlass chaos --drop 1% --delay 20ms --partition 'server:0,worker:1|server:1' -- python "
@@ -274,7 +282,8 @@ def chaos(
     """Run a job, and kill, stop, delay and part its nodes meanwhile.
 
     It ends in a report: faults fired, recovery times, acknowledged pushes lost or
-    counted twice. The exit status is 0 only if nothing was lost, and the job ended well.
+    counted twice. The exit status is 0 only if nothing was lost, and the job
+    ended well.
     """
     from windlass.cli.chaos import Wanted
     from windlass.cli.chaos import chaos as disturb
@@ -293,14 +302,28 @@ def chaos(
                 seed=seed,
                 replaces=replace,
                 json=json,
+                size=_size_of(context, command or []),
             )
         )
     raise typer.Exit(code)
 
 
+def _size_of(context: typer.Context, command: list[str]) -> tuple[int, int] | None:
+    """How many servers and workers a command of ours would start; None for any other, and where it cannot be told."""
+    name = command[1] if len(command) > 1 and Path(command[0]).name == "windlass" else ""
+    ours = getattr(context.find_root().command, "commands", {}).get(name)
+    if ours is None:
+        return None
+    params = ours.make_context(name, command[2:], resilient_parsing=True).params
+    servers, workers = params.get("servers"), params.get("workers")
+    return (servers, workers) if isinstance(servers, int) and isinstance(workers, int) else None
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
-checkpoint = typer.Typer(help="Look at checkpoints that [b]store.save(path)[/b] wrote.", no_args_is_help=True)
+checkpoint = typer.Typer(
+    cls=Group, help="Look at checkpoints that [b]store.save(path)[/b] wrote.", no_args_is_help=True
+)
 app.add_typer(checkpoint, name="checkpoint")
 
 Checkpoint = Annotated[
@@ -309,7 +332,7 @@ Checkpoint = Annotated[
 ]
 
 
-@checkpoint.command("ls", epilog="Example:\n\n[b]windlass checkpoint ls runs/7[/b]")
+@checkpoint.command("ls", cls=Command, epilog="Example:\n\n[b]windlass checkpoint ls runs/7[/b]")
 def checkpoint_ls(
     context: typer.Context,
     path: Checkpoint,
@@ -327,12 +350,14 @@ def checkpoint_ls(
     raise typer.Exit(code)
 
 
-@checkpoint.command("verify", epilog="Example:\n\n[b]windlass checkpoint verify s3://bucket/runs/7/step-000042[/b]")
+@checkpoint.command(
+    "verify", cls=Command, epilog="Example:\n\n[b]windlass checkpoint verify s3://bucket/runs/7/step-000042[/b]"
+)
 def checkpoint_verify(context: typer.Context, path: Checkpoint) -> None:
     """Read every byte of a checkpoint, or of all in a directory.
 
-    What is missing, cut short or altered is named: file, key, slot. The exit status
-    is 1 if there is such a thing.
+    What is missing, cut short or altered is named: file, key, slot. The exit
+    status is 1 if there is such a thing.
     """
     from windlass.cli.checkpoint import check
 
@@ -341,7 +366,9 @@ def checkpoint_verify(context: typer.Context, path: Checkpoint) -> None:
     raise typer.Exit(code)
 
 
-@checkpoint.command("diff", epilog="Example:\n\n[b]windlass checkpoint diff runs/7/step-000040 runs/7/step-000042[/b]")
+@checkpoint.command(
+    "diff", cls=Command, epilog="Example:\n\n[b]windlass checkpoint diff runs/7/step-000040 runs/7/step-000042[/b]"
+)
 def checkpoint_diff(
     context: typer.Context,
     before: Annotated[str, typer.Argument(metavar="A", help="A checkpoint, or a directory: its newest.")],
@@ -361,19 +388,9 @@ def checkpoint_diff(
 
 # --- logistic regression ----------------------------------------------------------------------------------------------
 
-
-class _FitByDefault(typer.core.TyperGroup):
-    """`logistic FILE` is `logistic fit FILE`, and its help is that of `fit`, which names the other commands."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0] not in self.commands:
-            args = ["fit", *(args or ["--help"])]
-        return super().parse_args(ctx, args)
-
-
 logistic = typer.Typer(
-    cls=_FitByDefault,
-    help="Sparse logistic regression with an L1 penalty. [b]windlass logistic FILE[/b] fits a model.",
+    cls=FitByDefault,
+    help="Fit a sparse logistic regression: [b]windlass logistic FILE[/b].",
     rich_markup_mode="rich",
 )
 app.add_typer(logistic, name="logistic")
@@ -389,6 +406,7 @@ Label = Annotated[str, typer.Option(metavar="COLUMN", help="In CSV, the label's 
 
 @logistic.command(
     "fit",
+    cls=Unnamed,
     epilog="Examples:\n\n[b]windlass logistic train.libsvm --l1 1 --test test.libsvm --save model.npz[/b]\n\n"
     "[b]windlass logistic clicks.csv --label clicked --l1 4 --workers 4 --delay 2[/b]\n\n"
     "A saved model is applied by another command, [b]windlass logistic predict --help[/b]:\n\n"
@@ -434,8 +452,8 @@ def logistic_fit(
     """Fit a sparse logistic regression, with an L1 penalty, to a file of examples.
 
     The word [b]fit[/b] may be left out. A libsvm line is [b]label index:value ...[/b];
-    labels are 1, and -1 or 0. The objective is the sum of the logistic losses and of
-    [b]l1[/b] times every weight's magnitude.
+    labels are 1, and -1 or 0. The objective is the sum of the logistic losses
+    and of [b]l1[/b] times every weight's magnitude.
     """
     from windlass.apps.logistic import Plan, Source
     from windlass.cli.logistic import Job, fit
@@ -457,7 +475,9 @@ def logistic_fit(
         fit(Job(source=source, plan=plan, servers=servers, workers=workers, test=test, save=save))
 
 
-@logistic.command("predict", epilog="Example:\n\n[b]windlass logistic predict model.npz test.libsvm > labels.txt[/b]")
+@logistic.command(
+    "predict", cls=Command, epilog="Example:\n\n[b]windlass logistic predict model.npz test.libsvm > labels.txt[/b]"
+)
 def logistic_predict(
     context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="What --save wrote.", show_default=False)],

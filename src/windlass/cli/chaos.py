@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from windlass._ledger import Ledger, Phase
+from windlass._words import count
 from windlass.chaos.plan import Plan, parse_delay, parse_seconds, parse_share, parse_sides, parse_target
 from windlass.chaos.report import Report
 from windlass.chaos.scene import There
@@ -35,6 +36,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.05
 END_SECONDS = 30.0
 """How long a job that was told to stop may take before it is killed."""
+WRONG_USE = 2
+"""The exit status for a plan that does not fit the job's cluster."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -53,12 +56,14 @@ class Wanted:
     seed: int | None
     replaces: bool
     json: str
+    size: tuple[int, int] | None = None
+    """Servers and workers, where the command tells."""
 
     def plan(self) -> Plan:
-        """Raises UsageError for what makes no sense."""
+        """Raises UsageError for what makes no sense, and for a node that the job is known not to have."""
         if not self.command:
             raise UsageError("chaos expects a command after --: windlass chaos --kill server:1 -- windlass run job.py")
-        return Plan(
+        plan = Plan(
             kill=tuple(parse_target(one) for text in self.kill for one in text.split(",")),
             stop=tuple(parse_target(one) for text in self.stop for one in text.split(",")),
             partitions=tuple(map(parse_sides, self.partition)),
@@ -69,6 +74,9 @@ class Wanted:
             seed=random.randrange(1 << 32) if self.seed is None else self.seed,
             replaces=self.replaces,
         )
+        if self.size is not None:
+            plan.check(num_servers=self.size[0], num_workers=self.size[1])
+        return plan
 
 
 class _Asked:
@@ -107,7 +115,12 @@ def chaos(wanted: Wanted) -> int:
             forks: list[ForkServer] = []
             if plan.replaces and _may_lose_servers(plan):  # it is made while the job starts
                 forks.append(stack.enter_context(ForkServer(preload=PRELOAD, warm="windlass.engines.nodes:warm")))
-            report = _disturb(plan, ledger, child, asked, forks, show.say)
+            try:
+                report = _disturb(plan, ledger, child, asked, forks, show.say)
+            except UsageError as error:  # said before the job's own last words, which may be many
+                show.say(f"{str(error).removeprefix('chaos ')}; the job is told to stop")
+                _end(child)
+                return WRONG_USE
     show_report(report, is_json=wanted.json == "-")
     if report_file is not None:
         report_file.write_text(json.dumps(report.to_dict(), indent=2) + "\n")
@@ -129,7 +142,8 @@ def _disturb(
     try:
         config = _find(ledger, is_over)
         if config is not None:
-            say(f"seed {plan.seed}, {config.num_servers} servers, {config.num_workers} workers")
+            who = f"{count(config.num_servers, 'server')}, {count(config.num_workers, 'worker')}"
+            say(f"seed {plan.seed}, {who}")
             recruit = _recruiter(config, forks)
             session = Session(plan, There(config, ledger, frozenset({os.getpid()}), recruit), say)
             session.run(is_over)

@@ -13,6 +13,7 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
+from windlass._words import say
 from windlass.chaos.report import Report
 from windlass.chaos.table import print_report
 
@@ -30,9 +31,9 @@ class Show:
     def say(self, text: str) -> None:
         """One line of ours."""
         console = self._console if self.is_live else self._error
-        console.print(Text.assemble(("chaos:", "bold magenta"), f" {text}"))
+        say(console, Text.assemble(("chaos:", "bold magenta"), f" {text}"))
         if self._status is not None:
-            self._status.update(Text(f"chaos: {text.strip()}"))
+            self._status.update(Text(f"chaos: {text.strip()}", no_wrap=True, overflow="ellipsis"))
 
     @contextmanager
     def of(self, child: subprocess.Popen[bytes]) -> Iterator[None]:
@@ -55,7 +56,7 @@ class Show:
 
     def _pass_on(self, stream: IO[bytes]) -> None:
         for line in stream:
-            self._console.print(Text.from_ansi(line.decode(errors="replace").rstrip("\n")))
+            say(self._console, Text.from_ansi(line.decode(errors="replace").rstrip("\n")))
 
 
 def show_report(report: Report, *, is_json: bool) -> None:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from windlass._words import count, say_marked
 from windlass.checkpoint import Difference, Listed, Reader, State, list_checkpoints, verify
 from windlass.checkpoint import diff as compare
 from windlass.checkpoint.folder import Folder
@@ -29,7 +30,7 @@ def _found(path: str) -> list[Listed]:
     one = look_at(Folder.at(path))
     found = [one] if one else list_checkpoints(path)
     if not found:
-        Console(stderr=True, highlight=False).print(f"No checkpoint in '{escape(path)}'.", soft_wrap=True)
+        say_marked(Console(stderr=True), f"No checkpoint in '{escape(path)}'.")
     return found
 
 
@@ -39,10 +40,6 @@ def _table(*headings: str, right: tuple[str, ...] = ()) -> Table:
         justify: Literal["left", "right"] = "right" if heading in right else "left"
         table.add_column(heading, justify=justify, overflow="fold", no_wrap=number > 0)
     return table
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 # --- ls ---------------------------------------------------------------------------------------------------------------
@@ -58,7 +55,7 @@ def ls(path: str, *, is_json: bool) -> int:
         console.print(_listing(found))
         for one in found:
             if one.problem:
-                console.print(f"[bold red]problem:[/bold red] {escape(f'{one.name}: {one.problem}')}", soft_wrap=True)
+                say_marked(console, f"[bold red]problem:[/bold red] {escape(f'{one.name}: {one.problem}')}")
     return 0 if found else 1
 
 
@@ -94,7 +91,7 @@ def check(path: str) -> int:
         task = progress.add_task("", total=sum(one.manifest.nbytes for one in found if one.manifest))
         for one in found:
             progress.update(task, description=one.name)
-            problems = _problems(one, lambda count: progress.advance(task, count))
+            problems = _problems(one, lambda nbytes: progress.advance(task, nbytes))
             # The bar must not be drawn in the middle of a line: they go to different files.
             progress.stop()
             _say(console, one, problems)
@@ -122,15 +119,16 @@ def _problems(one: Listed, on_bytes: Any) -> list[str]:
 def _say(console: Console, one: Listed, problems: list[str]) -> None:
     name = f"[bold]{escape(one.name)}[/bold]"
     if one.state is State.UNFINISHED:
-        console.print(f"{name} [yellow]unfinished[/yellow]: a save is under way, or was killed; it does not count")
+        why = "a save is under way, or was killed; it does not count"
+        say_marked(console, f"{name} [yellow]unfinished[/yellow]: {why}")
     elif problems:
         console.print(f"{name} [bold red]damaged[/bold red]")
         for problem in problems:
-            console.print(f"  [bold red]problem:[/bold red] {escape(problem)}", soft_wrap=True)
+            say_marked(console, f"  [bold red]problem:[/bold red] {escape(problem)}")
     elif one.manifest is not None:
-        keys, files = _many(len(one.manifest.keys), "key"), _many(len(one.manifest.files), "file")
+        keys, files = count(len(one.manifest.keys), "key"), count(len(one.manifest.files), "file")
         read = f"{keys} in {files}, {amount(one.manifest.nbytes)}"
-        console.print(f"{name} [green]complete[/green]: {read}, every byte as it was written")
+        say_marked(console, f"{name} [green]complete[/green]: {read}, every byte as it was written")
     sys.stdout.flush()
 
 
@@ -142,15 +140,15 @@ def diff(before: str, after: str) -> int:
     old, new = Reader(before), Reader(after)
     with _bar() as progress:
         task = progress.add_task("comparing", total=sum(reader.manifest.nbytes for reader in (old, new)))
-        found = compare(old, new, lambda count: progress.advance(task, count))
+        found = compare(old, new, lambda nbytes: progress.advance(task, nbytes))
     console = Console(highlight=False)
     for mark, reader in (("-", old), ("+", new)):
         when = reader.manifest.created.astimezone().strftime("%Y-%m-%d %H:%M:%S")
         about = f"step {reader.manifest.step}, saved {when}"
-        console.print(f"{mark} [bold]{escape(reader.path)}[/bold]  [dim]{about}[/dim]", soft_wrap=True)
+        say_marked(console, f"{mark} [bold]{escape(reader.path)}[/bold]  [dim]{about}[/dim]")
     console.print()
     if found.is_same:
-        console.print(f"The same: {_many(len(new.keys), 'key')}, every bit of every array.")
+        console.print(f"The same: {count(len(new.keys), 'key')}, every bit of every array.")
         return 0
     _show(console, found)
     return 1
@@ -159,17 +157,17 @@ def diff(before: str, after: str) -> int:
 def _show(console: Console, found: Difference) -> None:
     for names, what in ((found.removed, "[red]- removed[/red]"), (found.added, "[green]+ added[/green]")):
         for name in names:
-            console.print(f"{what} [bold]{escape(name)}[/bold]", soft_wrap=True)
+            say_marked(console, f"{what} [bold]{escape(name)}[/bold]")
     for name, fields in found.changed.items():
         for field, was, now in fields:
             change = f"{escape(field)} was {escape(was)}, is {escape(now)}"
-            console.print(f"[yellow]~ declared[/yellow] [bold]{escape(name)}[/bold]: {change}", soft_wrap=True)
+            say_marked(console, f"[yellow]~ declared[/yellow] [bold]{escape(name)}[/bold]: {change}")
     for name, noun, removed, added in found.rows:
         counts = f"{removed:,} {noun} removed, {added:,} added"
-        console.print(f"[yellow]~ {noun}[/yellow] [bold]{escape(name)}[/bold]: {counts}", soft_wrap=True)
+        say_marked(console, f"[yellow]~ {noun}[/yellow] [bold]{escape(name)}[/bold]: {counts}")
     for name, array, path in found.one_sided:
         text = f"[bold]{escape(name)}[/bold]: {escape(array)} is only in {escape(path)}"
-        console.print(f"[yellow]~ arrays[/yellow] {text}", soft_wrap=True)
+        say_marked(console, f"[yellow]~ arrays[/yellow] {text}")
     moved = sorted((one for one in found.arrays if one.differing), key=lambda one: (one.key, one.name))
     if moved:
         table = _table("key", "array", "elements", "differ", "largest |Δ|", right=("elements", "differ", "largest |Δ|"))
@@ -181,4 +179,5 @@ def _show(console: Console, found: Difference) -> None:
         console.print(f"[dim]and {len(moved) - MAX_ROWS:,} more arrays that differ[/dim]")
     same = len(found.arrays) - len(moved)
     if same:
-        console.print(f"[dim]{same:,} arrays are the same, bit for bit[/dim]")
+        verb = "is" if same == 1 else "are"
+        console.print(f"[dim]{count(same, 'array')} {verb} the same, bit for bit[/dim]")

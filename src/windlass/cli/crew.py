@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from windlass._words import count
 from windlass.cli.output import Lines, Output, Stream
 from windlass.cli.script import TARGET, Script
 from windlass.engines import _settling
@@ -97,6 +98,13 @@ class Crew:
                 if self._is_waited_for():
                     return 1
         self._drain()
+        if len(self._unconnected) == self._num_workers:
+            times = count(self._num_workers, "time")
+            self._output.say(
+                f"no worker called wl.connect(): the script ran {times}, each time on its own; "
+                "to share values, begin it with store = wl.connect()",
+                is_error=True,
+            )
         return 0
 
     def _turn(self, seconds: float | None) -> None:
@@ -145,7 +153,8 @@ class Crew:
         if code < 0 and self._is_made_up_for(child):
             return 0
         if code == 0:
-            if self._running and not self._has_connected(child.name):
+            is_last_hope = len(self._unconnected) == self._num_workers - 1  # none of those before it has connected
+            if (self._running or is_last_hope) and not self._has_connected(child.name):
                 self._unconnected.add(child.name)
             return 0
         others = f"; stopping the other {len(self._running)}" if self._running else ""
@@ -156,11 +165,11 @@ class Crew:
         """A worker was killed: whether the run goes on, without it or with another in its seat."""
         on_loss = self._engine.on_worker_loss
         if on_loss == "continue" and self._running:
-            left = f"{len(self._running)} worker{'s' if len(self._running) > 1 else ''}"
+            left = count(len(self._running), "worker")
             self._output.say(f"{ending(child)}; the run goes on with {left}", is_error=True)
             return True
-        count = self._num_replaced[child.name] = self._num_replaced.get(child.name, 0) + 1
-        if on_loss != "wait" or count > MAX_REPLACED:
+        times = self._num_replaced[child.name] = self._num_replaced.get(child.name, 0) + 1
+        if on_loss != "wait" or times > MAX_REPLACED:
             return False
         self._output.say(f"{ending(child)}; another one takes its seat, and the others wait for it", is_error=True)
         self._start(int(child.name.removeprefix("worker-")), is_late=True)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from windlass._words import count, say
 from windlass.apps import fashion, report
 from windlass.apps.plan import Plan
 from windlass.cli.board import Board, Course
-from windlass.cli.demo_words import COMPILING, conclude, count, introduce, is_first_use, say, starting
+from windlass.cli.demo_words import COMPILING, conclude, introduce, is_first_use, starting
 from windlass.engines._compiling import SILENCE
 from windlass.engines.cluster import Cluster
 from windlass.errors import UsageError, WindlassError

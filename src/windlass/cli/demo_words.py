@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 import windlass.store
+from windlass._words import count, say
 from windlass.apps import fashion, report
 from windlass.cli.board import show_curves
 from windlass.cli.chart import write_picture
@@ -107,11 +108,3 @@ def _picture(asked: Demo, epochs: Sequence[report.Epoch]) -> str:
 
 def _policy(consistency: Consistency) -> str:
     return str(consistency).lower().removesuffix("()").replace("delay=", "")
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def say(console: Console, text: str) -> None:
-    console.print(text, markup=False, soft_wrap=not console.is_terminal)

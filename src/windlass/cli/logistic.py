@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,10 +13,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from windlass._words import count, say
 from windlass.apps import logistic
 from windlass.apps.logistic import Census, Fitted, Plan, Source, load, warm_up
 from windlass.apps.logistic import progress as telling
-from windlass.cli.demo_words import COMPILING, count, is_first_use, say
+from windlass.cli.demo_words import COMPILING, is_first_use
 from windlass.engines._compiling import SILENCE
 from windlass.engines.cluster import Cluster
 from windlass.errors import UsageError, WindlassError
@@ -91,7 +91,8 @@ def _conclude(console: Console, job: Job, fitted: Fitted, seconds: float) -> Non
         say(console, f"It still falls: raise --max-passes above {job.plan.most_passes} to come closer to the least.")
     if job.test:
         score = model.score(job.test_source)
-        say(console, f"Test accuracy {score.accuracy:.4f}, mean loss {score.loss:.4f}, on {score.rows:,} examples.")
+        text = f"Test accuracy {score.accuracy:.4f}, mean loss {score.loss:.4f}"
+        say(console, f"{text}, on {count(score.rows, 'example')}.")
     if job.save:
         model.save(job.save)
         say(console, f"The model is in {job.save}.")
@@ -102,7 +103,7 @@ def _policy(plan: Plan) -> str:
 
 
 def _examples(census: Census) -> str:
-    return f"{census.rows:,} examples with {census.nonzeros / census.rows:.1f} features each"
+    return f"{count(census.rows, 'example')} with {census.nonzeros / census.rows:.1f} features each"
 
 
 def predict(model: str, source: Source, *, is_chance: bool) -> None:
@@ -118,7 +119,8 @@ def predict(model: str, source: Source, *, is_chance: bool) -> None:
         rows += len(stretch)
         correct += int((labels == stretch.labels).sum())
     if rows:
-        print(f"windlass: {rows:,} examples, {correct / rows:.4f} of them as labelled", file=sys.stderr)
+        text = f"windlass: {count(rows, 'example')}, {correct / rows:.4f} of them as labelled"
+        say(Console(stderr=True), text)
 
 
 # --- while it runs ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.style import Style
 
+from windlass._words import folded
+
 MAX_LINE_BYTES = 64 << 10
 REDRAW_SECONDS = 1.0
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
@@ -94,9 +96,11 @@ class Output:
         self._write(stream.fd, prefix.encode() + b" " + text + b"\n")
 
     def say(self, text: str, *, is_error: bool = False) -> None:
-        """One line of our own, on stderr."""
+        """One line of our own, on stderr; on a terminal as many as it takes, broken between words."""
         console = self._consoles[2]
         name = "windlass:"
+        if console.is_terminal:
+            text = folded(f"{name} {text}", console.width).removeprefix(f"{name} ")
         if console.is_terminal and not console.no_color:
             style = Style(color="red" if is_error else "yellow", bold=True)
             name = style.render(name, color_system=console._color_system)

@@ -14,6 +14,7 @@ from types import FrameType
 from windlass.cli.crew import Crew
 from windlass.cli.output import Interrupted, Output
 from windlass.cli.script import Script
+from windlass.engines._launch import files_told
 from windlass.engines._saving import Autosave, SavePlan, restorable, restore
 from windlass.engines.config import Options
 from windlass.engines.processes import ProcessEngine, check_transport
@@ -49,16 +50,18 @@ def run(job: Job) -> int:
 
 def _run(job: Job, output: Output) -> int:
     job.save.check_place()
-    engine = ProcessEngine(
-        servers=job.servers,
-        workers=job.workers,
-        transport=_local(job.transport),
-        options=job.options,
-        server_state="",
-        has_workers=False,
-    )
+    with files_told("open the cluster"):
+        engine = ProcessEngine(
+            servers=job.servers,
+            workers=job.workers,
+            transport=_local(job.transport),
+            options=job.options,
+            server_state="",
+            has_workers=False,
+        )
     try:
-        engine.open()
+        with files_told("open the cluster"):
+            engine.open()
         for num_restores in count():
             crew = Crew(engine, job.workers, job.script, output, is_return=num_restores > 0)
             status = _watch(job, engine, crew)

@@ -26,9 +26,12 @@ class Script(msgspec.Struct, frozen=True):
     arguments: tuple[str, ...]
 
 
+_decoder = msgspec.msgpack.Decoder(Script)
+
+
 def become(channel: Channel, config: bytes) -> None:
     """Take two files from the channel as stdout and stderr, then replace this process by the script."""
-    script = msgspec.msgpack.decode(config, type=Script)
+    script = _decoder.decode(config)
     for number in (1, 2):
         fd = channel.recv_fd()
         os.dup2(fd, number)

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from windlass._transport.address import parse_address
+from windlass._words import say
 from windlass.cli.tables import show
 from windlass.engines.config import NodeConfig, find_clusters, from_environment
 from windlass.engines.look import Looker
@@ -27,7 +28,7 @@ def status(manager: str, *, is_json: bool) -> int:
         for one in seen:
             show(console, one)
     else:
-        Console(stderr=True, highlight=False).print("No cluster of this user runs on this machine.")
+        say(Console(stderr=True), "No cluster of this user runs on this machine.")
     return 0 if seen and not any(one["problems"] for one in seen) else 1
 
 

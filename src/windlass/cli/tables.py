@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from windlass._words import count, say_marked
 from windlass.types import Role
 
 MAX_WORKER_COLUMNS = 8
@@ -24,7 +25,7 @@ def show(console: Console, cluster: dict[str, Any]) -> None:
     """Print one cluster, as `Looker.everything` saw it."""
     who = f"pid {cluster['driver']}" if cluster["driver"] else ", ".join(cluster["manager"])
     command = f": {escape(cluster['command'])}" if cluster["command"] else ""
-    console.print(f"[bold]Cluster of {who}[/bold]{command}", soft_wrap=True)
+    say_marked(console, f"[bold]Cluster of {who}[/bold]{command}")
     if cluster["generation"]:
         console.print(f"generation {cluster['generation']}{_missing(cluster)}")
         console.print(_nodes(cluster), *_departed(cluster), "", sep="\n")
@@ -45,14 +46,14 @@ def show(console: Console, cluster: dict[str, Any]) -> None:
         for name, work in cluster.get("workloads", {}).items():
             console.print(_work(name, work))
     for problem in cluster["problems"]:
-        console.print(f"[bold red]problem:[/bold red] {escape(problem)}", soft_wrap=True)
+        say_marked(console, f"[bold red]problem:[/bold red] {escape(problem)}")
     console.print()
 
 
 def _work(name: str, work: dict[str, Any]) -> str:
     """One line on leased work."""
     if work["epoch"] >= work["epochs"]:
-        return f"leased work {escape(name)}: done, {work['epochs']} epochs of {work['size']:,} samples"
+        return f"leased work {escape(name)}: done, {count(work['epochs'], 'epoch')} of {count(work['size'], 'sample')}"
     batches = -(-work["size"] // work["batch_size"])
     return (
         f"leased work {escape(name)}: epoch {work['epoch'] + 1} of {work['epochs']}, "
@@ -98,7 +99,7 @@ def _nodes(cluster: dict[str, Any]) -> Table:
 def _departed(cluster: dict[str, Any]) -> list[str]:
     """One line on the nodes that have left; --json shows each."""
     gone = Counter(node["role"] for node in cluster["nodes"] if node["state"] == "gone")
-    counts = [f"{number} {role}{'s' if number > 1 else ''}" for role, number in sorted(gone.items())]
+    counts = [count(number, role) for role, number in sorted(gone.items())]
     return [f"[dim]gone: {', '.join(counts)}[/dim]"] if counts else []
 
 
@@ -131,7 +132,7 @@ def _keys(cluster: dict[str, Any], keys: dict[str, Any]) -> list[dict[str, str]]
         rows.append({
             "key": f"[bold]{escape(name)}[/bold]",
             "value": _value(key, held),
-            "update": f"{key['reduce']}, {key['update']}",
+            "update": ", ".join(key[part].rpartition(":")[2] for part in ("reduce", "update")),
             "consistency": _policy(key["consistency"]),
             "shards": _places(key["shards"], key["replicas"]),
             "version": str(keeper["version"]) if keeper else "?",
@@ -175,7 +176,7 @@ def _filters(cluster: dict[str, Any], keys: dict[str, Any], between: str = " ") 
 def _places(shards: list[list[str]], replicas: int) -> str:
     """How many shards each server is the head of, and what is missing."""
     heads = Counter(chain[0].removeprefix("server-") for chain in shards if chain)
-    told = " ".join(f"{count}@{server}" for server, count in heads.items())
+    told = " ".join(f"{number}@{server}" for server, number in heads.items())
     lost = sum(not chain for chain in shards)
     lacking = sum(bool(chain) and len(chain) <= replicas for chain in shards)
     told += f" [yellow]{lacking} under-replicated[/yellow]" if lacking else f" ×{replicas + 1}" if replicas else ""
@@ -204,9 +205,9 @@ def _clocks(cluster: dict[str, Any], keys: dict[str, Any]) -> Table:
     return table
 
 
-def amount(count: float) -> str:
+def amount(nbytes: float) -> str:
     for unit in _UNITS:
-        if count < 1000 or unit == _UNITS[-1]:
+        if nbytes < 1000 or unit == _UNITS[-1]:
             break
-        count /= 1000
-    return f"{count:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.3g} {unit}"

@@ -45,10 +45,12 @@ def common(every: Sequence[Counted]) -> Counted:
 
 class CountedBatches:
     """What is counted of every workload. *Taken* are batches of pushes that are decided but in no entry yet: for who
-    asks whether a batch is free they count, for a learner they do not."""
+    asks whether a batch is free they count, for a learner they do not. `repeats` is for whoever checks the books, and
+    decides nothing: how many entries more than one the batches were in."""
 
     def __init__(self) -> None:
         self.workloads: dict[str, Counted] = {}
+        self.repeats: dict[str, int] = {}
         self._taken: dict[str, set[int]] = {}
         self._restored: dict[int, dict[str, Counted]] = {}
 
@@ -61,9 +63,11 @@ class CountedBatches:
         self._taken.setdefault(workload, set()).update(numbers)
 
     def count(self, workload: str, numbers: Iterable[int]) -> None:
-        """An entry that completes these leases is made. Safe to repeat."""
+        """An entry that completes these leases is made: once for each entry."""
         counted, taken = self.workloads.setdefault(workload, Counted()), self._taken.get(workload, set())
         for number in numbers:
+            if number in counted:
+                self.repeats[workload] = self.repeats.get(workload, 0) + 1
             counted.add(number)
             taken.discard(number)
 
@@ -77,9 +81,9 @@ class CountedBatches:
     def dump(self) -> dict[str, list[object]]:
         return {workload: [counted.floor, sorted(counted.above)] for workload, counted in self.workloads.items()}
 
-    def load(self, dumped: Mapping[str, list[object]]) -> None:
+    def load(self, dumped: Mapping[str, list[object]], repeats: Mapping[str, int]) -> None:
         self._taken.clear()
-        self.workloads = _loaded(dumped)
+        self.workloads, self.repeats = _loaded(dumped), dict(repeats)
 
     def restore(self, slot: int, dumped: Mapping[str, list[object]]) -> None:
         """A slot is what it was when so much had been counted on it. What a shard counts is what all its slots do: they

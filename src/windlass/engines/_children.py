@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from enum import Enum
 from typing import Self
 
@@ -95,11 +95,13 @@ class ForkServer:
         self.pid = -1
         self._template: Template | None = None
         with uninterrupted():
-            with above_stdio():
-                ours, theirs = socket.socketpair()
-                self._news = select.epoll()
+            with above_stdio(), ExitStack() as opened:  # all of them, or none
+                ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
+                self._news = opened.enter_context(select.epoll())
                 self._uncollected = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                opened.callback(os.close, self._uncollected)
                 lifeline, self._lifeline = os.pipe()
+                opened.pop_all()
             self._control = Channel(ours)
             self._news.register(ours.fileno(), select.EPOLLIN)
             self._news.register(self._uncollected, select.EPOLLIN)

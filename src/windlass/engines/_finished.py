@@ -83,7 +83,11 @@ class Doubts:
             what = f"{me} waits for its push on '{key}', which it never used"
         else:
             what = f"{me} waits for its push {made[op.key.id] + 1} on '{key}'"
-        return f"{name} has finished its function and makes no further step; {what}. Let all workers make equally many"
+        if self._client.state.is_late:
+            then = f"{me} came to a run under way, and began at the beginning: deal out the steps by store.batches()"
+        else:
+            then = "Let all workers make equally many"
+        return f"{name} has finished its function and makes no further step; {what}. {then}"
 
     def _lacks_first_value(self, request: Request, task: Waitable) -> UsageError | None:
         """A key begins with the lowest rank's value. If that one has finished, and the server still lacks the value, it

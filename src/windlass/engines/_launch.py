@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from windlass.engines._control import Place
+from windlass.errors import ClusterError
 
 
 def launch(control: int, lifeline: int) -> subprocess.Popen[bytes]:
@@ -37,13 +40,30 @@ def is_inheritable(fd: int) -> bool:
 
 
 @contextmanager
+def files_told(what: str) -> Iterator[None]:
+    """Inside, that no file can be opened any more is a ClusterError that says so."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        who = f"this process has all {limit} files open that it may have" if error.errno == errno.EMFILE else (
+            "this machine has as many files open as it may have"
+        )  # fmt: skip
+        raise ClusterError(
+            f"cannot {what}: {who}; raise the limit (`ulimit -n 65536`), or close files, sockets or other clusters"
+        ) from error
+
+
+@contextmanager
 def above_stdio() -> Iterator[None]:
     """What is opened inside gets a number above 2 even if the driver's stdin or stdout is closed: a child's own would
     land on top of it."""
-    held = [os.open(os.devnull, os.O_RDWR)]
-    while held[-1] <= 2:
-        held.append(os.open(os.devnull, os.O_RDWR))
+    held: list[int] = []
     try:
+        while not held or held[-1] <= 2:
+            held.append(os.open(os.devnull, os.O_RDWR))
         yield
     finally:
         for fd in held:

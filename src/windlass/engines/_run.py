@@ -44,6 +44,7 @@ class Crew:
     replace: Callable[[str], Child]  # start another worker in this seat, and give it once it has joined
     departed: Callable[[Child], str]  # why a worker that still runs was declared gone; empty if it was not
     died: Callable[[Child], str]  # how one ended, in words
+    tell_lost_servers: Callable[[], None]  # log those that have died since it was last called
 
 
 class Run:
@@ -99,6 +100,7 @@ class Run:
                     elif fd in self.waiting:
                         self._on_readable(fd)
                 self._look_for_departed()
+                self._crew.tell_lost_servers()
             return [self._results[name] for name in self._names]
         finally:
             with self._lock:
@@ -116,11 +118,13 @@ class Run:
 
     def _on_readable(self, fd: int) -> None:
         child = self._forget(fd)
-        try:
-            _, result, error, trace, tally = child.channel.recv()
-        except EOFError:
+        answer = None
+        with suppress(EOFError):
+            answer = child.channel.recv()
+        if answer is None:
             self._lose(child, f"{self._crew.died(child)} during the run")
             return
+        _, result, error, trace, tally = answer
         if error is not None:
             error.add_note(f"raised in {child.name} (pid {child.pid}):\n{trace}")
             raise error
@@ -157,5 +161,6 @@ class Run:
             self.order = msgspec.structs.replace(self.order, members=())
             self._begin(self._crew.replace(child.name))
             return
-        again = f", and {MAX_REPLACED} others in its seat before it" if self._on_loss == "wait" else ""
-        raise ClusterError(f"{reason}{again}")
+        if self._on_loss == "wait":
+            raise ClusterError(f"{reason}, and {MAX_REPLACED} others in its seat before it")
+        raise ClusterError(f"{reason}; with wl.Cluster(on_worker_loss='continue') or 'wait' a run goes on")

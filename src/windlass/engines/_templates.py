@@ -11,12 +11,14 @@ import atexit
 import itertools
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Self
 
@@ -71,9 +73,10 @@ class Template:
         self._closing = threading.Lock()
         self._tickets = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
-        with above_stdio():
-            ours, theirs = socket.socketpair()
+        with above_stdio(), ExitStack() as opened:
+            ours, theirs = (opened.enter_context(end) for end in socket.socketpair())
             lifeline, self._lifeline = os.pipe()
+            opened.pop_all()
         self._channel = Channel(ours)
         try:
             try:
@@ -216,10 +219,15 @@ class Kept:
         template.close()
 
     def _leave(self, owner: int) -> None:
-        if os.getpid() == owner and self._lock.acquire(timeout=1.0):  # a daemon thread may hold it for ever now
+        if os.getpid() != owner:
+            return
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # one more Ctrl-C could only cut this short
+        if self._lock.acquire(timeout=1.0):  # a daemon thread may hold it for ever now
             if self._template is not None and not self._template.num_users:
                 self._template.close()
             self._lock.release()
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
 
 
 _kept: dict[int, Kept] = {}

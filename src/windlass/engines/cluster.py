@@ -6,15 +6,19 @@ import atexit
 import difflib
 import inspect
 import logging
+import os
 import sys
 import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import count
+from types import TracebackType
 from typing import Any
 
 import msgspec
 
+from windlass._words import count as counted
+from windlass.engines._launch import files_told
 from windlass.engines._saving import Autosave, SavePlan, restorable, restore
 from windlass.engines._sharing import SharedEngine
 from windlass.engines.config import OWN_LEDGER, NodeConfig, Options, from_environment, open_store
@@ -77,7 +81,7 @@ class Cluster:
         restores = self._save_plan.on_server_loss == "restore"
         given = {"replicas": replicas, "chaos": OWN_LEDGER if chaos else "", "restores": restores}
         chosen = _options(consistency, options | given)
-        self._is_open = True
+        self._is_open, self._owner = True, os.getpid()
         make: Callable[[], ProcessEngine | ThreadEngine]
         if engine == "threads" and transport != "auto":
             raise UsageError(f"transport expects 'auto' with engine='threads', got {transport!r}: nodes share memory")
@@ -115,7 +119,7 @@ class Cluster:
             self._engine.driver()  # now: two threads are about to want it
         for num_restores in count():
             try:
-                with Autosave(self._save_plan, self._engine.driver):
+                with files_told("run a function"), Autosave(self._save_plan, self._engine.driver):
                     return self._engine.run(function, args, kwargs, is_again=num_restores > 0)
             except LostRange as lost:
                 path = restorable(self._save_plan, self._engine, num_restores)
@@ -147,7 +151,8 @@ class Cluster:
         """Start one more server and give its name; shards move to it while everything goes on. Blocks until it has
         joined. May be called from another thread while `run` is under way."""
         self._check_open()
-        name = self._engine.add_server()
+        with files_told("add a server"):
+            name = self._engine.add_server()
         self.num_servers += 1
         return name
 
@@ -156,7 +161,8 @@ class Cluster:
         result comes after the others'; work that is leased by `store.batches` is shared with it. Blocks until it has
         joined. May be called from another thread while `run` is under way."""
         self._check_open()
-        name = self._engine.add_worker()
+        with files_told("add a worker"):
+            name = self._engine.add_worker()
         self.num_workers += 1
         return name
 
@@ -178,7 +184,7 @@ class Cluster:
         if type(workers) is not int or workers < 1:
             raise UsageError(f"a job expects at least 1 worker, got {workers!r}")
         job = object.__new__(Cluster)
-        job.num_servers, job.num_workers, job._is_open = self.num_servers, workers, True
+        job.num_servers, job.num_workers, job._is_open, job._owner = self.num_servers, workers, True, self._owner
         job._save_plan = SavePlan()
         job._engine = _opened(partial(SharedEngine, self._engine, namespace, workers))
         return job
@@ -186,6 +192,8 @@ class Cluster:
     def _check_open(self) -> None:
         if not self._is_open:
             raise UsageError("the cluster is closed")
+        if os.getpid() != self._owner:  # whose channels these are: two would take each other's answers
+            raise UsageError("this cluster is another process's: after a fork, the child needs one of its own")
 
     def close(self) -> None:
         """End every node. Safe to repeat."""
@@ -202,7 +210,8 @@ class Cluster:
 
     def __repr__(self) -> str:
         state = "open" if self._is_open else "closed"
-        return f"<Cluster {self.num_servers} servers, {self.num_workers} workers | {state}>"
+        who = f"{counted(self.num_servers, 'server')}, {counted(self.num_workers, 'worker')}"
+        return f"<Cluster {who} | {state}>"
 
 
 def connect(
@@ -216,11 +225,30 @@ def connect(
     if earlier is not None:
         return earlier
     config: NodeConfig = from_environment(manager=manager, token=token, rank=rank, namespace=namespace)
-    store = open_store(config)
+    with files_told("join the cluster"):
+        store = open_store(config)
     atexit.register(_leave, store)
+    if config.options.restores:
+        _say_losses()
     if is_default:
         _here.append(weakref.ref(store))
     return store
+
+
+@cache
+def _say_losses() -> None:
+    """Once in a process, however often it joins: a hook over a hook would be kept for each time."""
+    sys.excepthook = partial(_say_loss, sys.excepthook)
+
+
+def _say_loss(
+    otherwise: Callable[..., object], kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """A script ends because its run goes back to a checkpoint: that is a line, and no traceback."""
+    if isinstance(error, LostRange) and error.is_restored and error.checkpoint:
+        print(f"{kind.__name__}: {error}", file=sys.stderr)
+    else:
+        otherwise(kind, error, trace)
 
 
 def _leave(store: Store) -> None:
@@ -243,7 +271,7 @@ def _opened(make: Callable[[], ProcessEngine | ThreadEngine]) -> ProcessEngine |
     """An engine whose nodes are up, or nothing. Ctrl-C is let in where this waits for others, and then closes it."""
     engine: ProcessEngine | ThreadEngine | None = None
     try:
-        with uninterrupted():
+        with files_told("open a cluster"), uninterrupted():
             engine = make()
             engine.open()
         return engine

@@ -48,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     check_finite: bool = False
     timeout: float = 300.0
     warn_seconds: float = 10.0
-    chunk_bytes: int = 4 << 20
+    chunk_bytes: int = 0
     tls: tuple[str, str, str] | None = None
     link_bytes_per_second: int = 0
     trace: str = ""  # where the launcher writes it
@@ -116,6 +116,15 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True):
     record: str = ""  # where this node notes down what it does, if it is traced
     num_awaited: int = 0  # a worker begins when so many are there: after a restart, say
     options: Options = msgspec.field(default_factory=Options)
+
+
+_options_decoder = msgspec.json.Decoder(Options)
+_config_decoder = msgspec.msgpack.Decoder(NodeConfig)
+
+
+def read_config(data: bytes) -> NodeConfig:
+    """What was encoded for a node that starts. Raises MsgspecError for anything else."""
+    return _config_decoder.decode(data)
 
 
 def fresh_incarnation() -> Incarnation:
@@ -194,7 +203,7 @@ def from_environment(**overrides: Any) -> NodeConfig:
             f"connect() found no cluster: {missing} is not set; start the script with `windlass run`, "
             "use `with wl.Cluster(...)`, or wl.Store() for a store in this process alone"
         )
-    options = msgspec.json.decode(os.environ.get(OPTIONS_VARIABLE, "{}"), type=Options)
+    options = _options_decoder.decode(os.environ.get(OPTIONS_VARIABLE, "{}"))
     rank = overrides.get("rank")
     return NodeConfig(
         role=Role.WORKER,
@@ -238,4 +247,4 @@ def _announced(directory: str) -> Iterator[NodeConfig]:
         with suppress(OSError, msgspec.MsgspecError):  # closed while we looked, or still being written
             if os.readlink(f"{directory}/{file}").startswith(f"/memfd:{BEACON} "):
                 with open(f"{directory}/{file}", "rb") as beacon:
-                    yield msgspec.msgpack.decode(beacon.read(), type=NodeConfig)
+                    yield read_config(beacon.read())

@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 import traceback
-from contextlib import nullcontext
 from typing import Any
 
 import cloudpickle
@@ -24,7 +23,7 @@ from windlass.engines._channel import Channel, ChannelClosed
 from windlass.engines._compiling import noticed
 from windlass.engines._finished import Doubts, Finished, Tally, tally
 from windlass.engines._settling import settle
-from windlass.engines.config import NodeConfig, fresh_incarnation, open_hub, open_store
+from windlass.engines.config import fresh_incarnation, open_hub, open_store, read_config
 from windlass.manager.journal import Journal
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
@@ -56,7 +55,7 @@ def warm() -> None:
 def run_manager(channel: Channel, config: bytes) -> None:
     """Say on the channel where the manager listens, then manage until the channel closes. It goes on from its journal;
     the journal is taken first, so that of two managers only one is ever heard."""
-    node = msgspec.msgpack.decode(config, type=NodeConfig)
+    node = read_config(config)
     with Journal(node.journal, is_new=not node.is_return) as journal, open_hub(MANAGER, node) as hub:
         manager = ManagerConfig(
             num_servers=node.num_servers,
@@ -78,7 +77,7 @@ def run_manager(channel: Channel, config: bytes) -> None:
 
 def run_server(channel: Channel, config: bytes) -> None:
     """Hold shards until the channel closes, or until SIGTERM and everything is handed over."""
-    node = msgspec.msgpack.decode(config, type=NodeConfig)
+    node = read_config(config)
     me = fresh_incarnation()
     with open_hub(me, node) as hub:
         join = Join(role=node.role, pid=os.getpid(), addresses=hub.addresses, rank=node.rank)
@@ -86,7 +85,7 @@ def run_server(channel: Channel, config: bytes) -> None:
         recorder = open_recorder(node.record, me)
         server = ServerConfig(
             join=join, manager=node.manager, lease_seconds=node.options.lease_seconds,
-            compiling=nullcontext if node.rank else noticed,  # all compile the same, and one line is enough
+            compiling=noticed,
         )  # fmt: skip
         state = make_server(kind, me, hub.memory, server, recorder)
         hub.dial(MANAGER, node.manager)
@@ -148,11 +147,12 @@ class Order(msgspec.Struct, frozen=True):
     run: int
     members: tuple[Incarnation, ...]
     call: bytes
+    num_barriers: int = -1  # that were passed in earlier runs, if that is known
 
 
 def run_worker(channel: Channel, config: bytes) -> None:
     """Join, say so, then carry out calls as they come on the channel until it closes."""
-    node = msgspec.msgpack.decode(config, type=NodeConfig)
+    node = read_config(config)
     settle(node.num_workers)
     store = open_store(node)
     channel.send(store._client.state.me)
@@ -163,6 +163,7 @@ def run_worker(channel: Channel, config: bytes) -> None:
             if order.members:
                 store._client.arrive()
                 store._client.meet(order.members, MEET_SECONDS)
+            store.num_barriers = order.num_barriers
             _answer(channel, _obey(order, store))
     finally:
         store.close()

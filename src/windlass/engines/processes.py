@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
@@ -23,13 +24,19 @@ from windlass.engines._revival import Revival
 from windlass.engines._run import Crew, Run
 from windlass.engines.config import NodeConfig, Options, announce, open_store, take_ledger
 from windlass.engines.nodes import Order
-from windlass.errors import ClusterError, UsageError, WindlassError
+from windlass.errors import ClusterError, UsageError, WindlassError, in_words, text_of
 from windlass.trace.collector import Collector
 from windlass.types import MANAGER, Incarnation, Role
 from windlass.worker.driver import DriverStore
 from windlass.worker.shield import let_in, uninterrupted
+from windlass.worker.store import BARRIER
+
+log = logging.getLogger("windlass")
 
 PRELOAD = ("numpy", "msgspec", "windlass.engines.nodes", "windlass.store.kernels")
+SLOW = ("torch", "torch._dynamo")
+"""Loaded in advance if the driver has loaded them, as its workers will want them, too. The second is what torch loads
+when it makes its first optimizer, and takes nearly as long as the rest of it."""
 STRAGGLE_SECONDS = 1.0
 """After a worker failed: how long `run` waits for the others to hear of it. The next run replaces them anyway."""
 MAX_STARTS = 3
@@ -61,13 +68,14 @@ class ProcessEngine:
         self.token = secrets.token_hex(32)
         self.manager: tuple[str, ...] = ()
         self.children: dict[str, Child] = {}
+        self._told: set[int] = set()  # pids of servers whose death has been logged
         self._beacon: int | None = None
         self._journal: int | None = None  # the manager's, in memory: nothing is left of it when the driver is gone
         self._revival: Revival | None = None
         self._failed: str | None = None  # why there is no manager any more
         self.collector = Collector(options.trace) if options.trace else None
         self.forks = ForkServer(
-            preload=(*PRELOAD, *(("torch",) if "torch" in sys.modules else ())), warm="windlass.engines.nodes:warm"
+            preload=(*PRELOAD, *(name for name in SLOW if name in sys.modules)), warm="windlass.engines.nodes:warm"
         )
         self._driver: DriverStore | None = None
 
@@ -217,8 +225,8 @@ class ProcessEngine:
         self._runs += not is_again
         workers = [self.children[f"worker-{rank}"] for rank in range(self._counts[1])]
         call = cloudpickle.dumps((function, args, kwargs), protocol=5)
-        order = Order(self._runs, tuple(self._members.values()), call)
-        crew = Crew(self._replace, self._departed, _died)
+        order = Order(self._runs, tuple(self._members.values()), call, self._count_barriers())
+        crew = Crew(self._replace, self._departed, _died, self._tell_lost_servers)
         waiting: list[Child] = []
         try:
             run = self._run = Run(order, workers, self.options.on_worker_loss, crew)
@@ -227,11 +235,21 @@ class ProcessEngine:
             finally:
                 waiting = list(run.waiting.values())
         except BaseException as error:
-            self._broken = str(error)
+            self._broken = text_of(error)
             self._tell_others(error, waiting)
             raise
         finally:
             self._run = None
+
+    def _count_barriers(self) -> int:
+        """How many barriers were passed before this run, for whoever comes to it later; -1 if that is not known. It is
+        asked for only where seats are taken again."""
+        if self._runs == 1:
+            return 0
+        try:
+            return self.driver().version(BARRIER) if self.on_worker_loss == "wait" else -1
+        except UsageError:  # nobody has come to one yet
+            return 0
 
     def _departed(self, child: Child) -> str:
         """Why a worker whose process lives is no member any more; empty if it is one."""
@@ -242,6 +260,14 @@ class ProcessEngine:
             return ""
         lease = self.options.worker_lease_seconds
         return f"{child.name} (pid {child.pid}) was not heard of for {lease:g} s (worker_lease_seconds)"
+
+    def _tell_lost_servers(self) -> None:
+        """Where replicas hide the death of a server from everybody else, it is said here. Without them LostRange says
+        it, and one that was removed has left with status 0."""
+        for child in list(self.children.values()):
+            if self.has_replicas and child.name.startswith("server-") and child.pid not in self._told and child.poll():
+                self._told.add(child.pid)
+                log.warning("%s; others have what it held, and go on", _died(child))
 
     def _is_awaited(self, worker: Incarnation) -> bool:
         """Whether the manager keeps the seat of a worker that it does not hear of."""
@@ -291,7 +317,7 @@ class ProcessEngine:
         """A worker failed: end the others' waits, so that nobody hangs on what will never come."""
         if not others or not isinstance(error, Exception):
             return
-        reason = f"the run was stopped: {type(error).__name__}: {error}".split("\nraised in")[0]
+        reason = f"the run was stopped: {in_words(error)}".split("\nraised in")[0]
         client = self.driver()._client
         client.post(Send(MANAGER, Abort(reason=reason)))
         deadline = time.monotonic() + STRAGGLE_SECONDS
@@ -319,8 +345,8 @@ class ProcessEngine:
         """End every process, then write the trace if there is one. Safe to repeat. Ctrl-C shortens the waits in it, and
         is raised when all is done."""
         with uninterrupted():
-            self._await_judged()
             try:
+                self._await_judged()
                 if self._revival is not None:
                     self._revival.close()
                 if self._driver is not None:
@@ -347,7 +373,7 @@ class ProcessEngine:
             return
         if self._beacon is not None and self.ledger.phase is Phase.RUNNING:
             self.ledger.tell(Phase.ENDED)
-            self.ledger.await_judged(JUDGE_SECONDS)
+            self.ledger.await_judged(JUDGE_SECONDS, let_in)
 
 
 def _died(child: Child) -> str:

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from windlass._transport.inprocess import Network
@@ -19,7 +18,7 @@ from windlass.engines._finished import Doubts, Finished
 from windlass.engines.config import Options, fresh_incarnation
 from windlass.engines.nodes import MEET_SECONDS, Outcome, call
 from windlass.engines.processes import drain
-from windlass.errors import ClusterError, UsageError
+from windlass.errors import ClusterError, UsageError, in_words
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
@@ -78,7 +77,7 @@ class ThreadEngine:
         join = Join(role=Role.SERVER, pid=os.getpid(), addresses=hub.addresses, rank=rank)
         server = ServerConfig(
             join=join, manager=self.manager, local=self._local, lease_seconds=self._options.lease_seconds,
-            compiling=nullcontext if rank else noticed,
+            compiling=noticed,
         )  # fmt: skip
         recorder = self._recorder(f"server-{rank}", me)
         if recorder is not None:
@@ -168,7 +167,7 @@ class ThreadEngine:
             outcome = call(self._runs, function, self._workers[rank], args, kwargs)
             if outcome.error is not None and not first:
                 first.append(rank)
-                reason = f"the run was stopped: {type(outcome.error).__name__}: {outcome.error}"
+                reason = f"the run was stopped: {in_words(outcome.error)}"
                 self.driver()._client.post(Send(MANAGER, Abort(reason=reason)))
             elif outcome.tally is not None:
                 for other in range(self._counts[1]):

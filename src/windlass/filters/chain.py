@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from windlass.errors import PeerError, UsageError
+from windlass.errors import PeerError, UsageError, in_words
 from windlass.filters import packing
 from windlass.filters.cast import INFINITY, Cast
 from windlass.filters.filter import Filter
@@ -105,8 +105,8 @@ class Chain:
             return NeedIds(missing.digest)
         except PeerError as error:
             raise PeerError(f"{self._name}: a payload cannot be read: {error}") from error
-        except Exception as error:  # a filter of the user's own, or one of ours that did not check enough
-            raise PeerError(f"{self._name}: a payload cannot be read: {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:  # a filter of the user's own, or one of ours that did not check enough
+            raise PeerError(f"{self._name}: a payload cannot be read: {in_words(error)}") from error
         return parcel
 
     # --- the way out ---

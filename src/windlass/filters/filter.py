@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,7 +15,7 @@ from windlass.types import Array
 
 
 @dataclass(frozen=True)
-class Filter:
+class Filter(naming.Configured):
     """A step on the way of numbers to the server. Subclass it, and write both ways:
 
         @dataclass(frozen=True)
@@ -89,21 +87,6 @@ class Filter:
                 f"'{target.name}': {self} sends later what it does not send now, which needs reduce='sum' or 'mean', "
                 f"got '{target.reduce}'"
             )
-
-    def config(self) -> dict[str, Any]:
-        """The plain values that `from_config` makes an equal filter of."""
-        cls, where = type(self), type(self).__name__
-        if "__dataclass_fields__" not in vars(cls) and ("__init__" in vars(cls) or inspect.get_annotations(cls)):
-            raise UsageError(f"{where} must be decorated with @dataclass(frozen=True): its fields are what travels")
-        return {each.name: naming.plain(getattr(self, each.name), f"{where}({each.name}=...)") for each in fields(self)}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        try:
-            return cls(**config)
-        except TypeError as error:
-            allowed = ", ".join(each.name for each in fields(cls)) or "nothing"
-            raise UsageError(f"{cls.__name__} takes {allowed}; got {dict(config)}") from error
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,21 @@ chain come to the same entry, and the next generation names the new chain. Nothi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from windlass._wire.messages import Move, Recruited, Settled
 from windlass.manager.cuts import Pair, broken, joined, pair
-from windlass.manager.placement import Load, place, shard_bytes
+from windlass.manager.placement import Load, count_shards, place, shard_bytes
 from windlass.types import Chain, Generation, Incarnation, KeyId, KeySpec
 
 MAX_UNDER_WAY = 4
 """How many shards change their chains at the same time. Each new copy is in memory twice meanwhile, slot by slot."""
 
 TOLERANCE = 1.05
-"""How far above the mean the fullest server may be before shards are moved away from it."""
+"""How far above the mean the fullest server may be before shards are moved away from it: half of what is promised."""
 
 NOBODY = Incarnation(0)
 
@@ -73,7 +73,7 @@ class Parting:
 class Chart:
     """Pure. `servers` are those alive, in the order of their ranks; `leaving` those of them that are to be emptied."""
 
-    def __init__(self, replicas: int, shards_per_server: int) -> None:
+    def __init__(self, replicas: int, shards_per_server: int = 0) -> None:
         self.replicas = replicas
         self.keys: dict[KeyId, Charted] = {}
         self.servers: list[Incarnation] = []
@@ -82,7 +82,8 @@ class Chart:
         self.load = Load()
         self.generation = Generation(0, 0)  # the one that will be published next
         self._shards_per_server = shards_per_server
-        self._is_uneven = False  # a server has come: look whether shards should move to it
+        self._short: set[KeyId] = set()  # keys with a chain that lacks a replica: few, or all, but not worth a search
+        self._is_uneven = False  # a server has come or gone: look whether shards should move
         self.doubted: set[Pair] = set()  # links between servers that new chains keep off
         self.has_changed = False  # since chains were last looked at for links that are cut
 
@@ -90,37 +91,52 @@ class Chart:
 
     def place(self, key: KeyId, spec: KeySpec) -> Charted:
         staying = self._staying() or self.servers
-        num_shards = min(spec.num_slots, self._shards_per_server * len(staying))
+        num_shards = self._count_shards(spec.num_slots, len(staying))
         placed = place(spec, num_shards, staying, self.load, self.replicas)
         chains = [joined(chain, self.doubted) for chain in placed]
         self.load.add(spec, chains)
         charted = self.keys[key] = Charted(key, spec, list(chains))
+        self._measure(charted)
         self.has_changed = True
         return charted
+
+    def _count_shards(self, num_slots: int, num_servers: int) -> int:
+        if self._shards_per_server:
+            return min(num_slots, self._shards_per_server * num_servers)
+        return count_shards(num_slots, num_servers, self.replicas)
 
     def restore(self, key: KeyId, spec: KeySpec, chains: list[Chain], *, is_placed: bool) -> Charted:
         """A key that another manager has placed."""
         self.load.add(spec, chains)
         charted = self.keys[key] = Charted(key, spec, list(chains), is_placed=is_placed)
+        self._measure(charted)
         return charted
 
     def drop(self, key: KeyId) -> None:
         charted = self.keys.pop(key)
+        self._short.discard(key)
         self.load.add(charted.spec, charted.chains, times=-1)
+
+    def _measure(self, key: Charted) -> None:
+        """Note whether all chains of a key are as long as they should be."""
+        if any(len(chain) <= self.replicas for chain in key.chains):
+            self._short.add(key.id)
+        else:
+            self._short.discard(key.id)
 
     def moves(self) -> list[Move]:
         """Where everything is, for somebody who may have missed some generations."""
         return [key.move(shard) for key, shard in self._shards()]
 
-    def _shards(self) -> Iterator[tuple[Charted, int]]:
-        for key in self.keys.values():
+    def _shards(self, keys: Iterable[Charted] | None = None) -> Iterator[tuple[Charted, int]]:
+        for key in self.keys.values() if keys is None else keys:
             for shard in range(len(key.chains)):
                 yield key, shard
 
-    def _resting(self) -> list[tuple[Charted, int, Chain]]:
-        """Shards of which nothing is under way."""
+    def _resting(self, keys: Iterable[Charted] | None = None) -> list[tuple[Charted, int, Chain]]:
+        """Shards, of these keys or of all, of which nothing is under way."""
         return [
-            (key, shard, key.chains[shard]) for key, shard in self._shards()
+            (key, shard, key.chains[shard]) for key, shard in self._shards(keys)
             if key.is_placed and shard not in key.targets and key.chains[shard]
         ]  # fmt: skip
 
@@ -145,6 +161,7 @@ class Chart:
         """Take a dead server out of every chain. What was under way with those begins anew."""
         self.servers.remove(server)
         self.leaving.discard(server)
+        self._is_uneven = True
         moves: list[Move] = []
         for key, shard in self._shards():
             chain = key.chains[shard]
@@ -188,17 +205,20 @@ class Chart:
         self.load.move(-key.nbytes(shard), key.chains[shard])
         self.load.move(key.nbytes(shard), chain)
         key.chains[shard] = chain
+        self._measure(key)
         self.has_changed = True
 
     # --- the next steps -----------------------------------------------------------------------------------------------
 
     def plan(self) -> Steps:
         """Begin what can be begun now, a few shards at a time: missing replicas first, then servers that leave, then
-        balance."""
-        steps = Steps()
-        room = MAX_UNDER_WAY - sum(len(key.targets) for key in self.keys.values())
+        balance. It is asked for with every key that is declared, and looks at all of them only where there is a
+        reason."""
+        steps, room = Steps(), -1
         for key, shard, target in self._wanted():
-            if room <= 0:
+            if room < 0:
+                room = max(0, MAX_UNDER_WAY - sum(len(key.targets) for key in self.keys.values()))
+            if room == 0:
                 break
             room -= 1
             key.targets[shard] = target
@@ -208,7 +228,8 @@ class Chart:
     def _wanted(self) -> Iterator[tuple[Charted, int, Chain]]:
         """Shards at rest, and the chains that they should have."""
         yield from self._missing()
-        yield from self._vacating()
+        if self.leaving:
+            yield from self._vacating()
         if self._is_uneven:
             found = False
             for one in self._balancing():
@@ -217,7 +238,7 @@ class Chart:
             self._is_uneven = found or any(key.targets for key in self.keys.values())
 
     def _missing(self) -> Iterator[tuple[Charted, int, Chain]]:
-        for key, shard, chain in self._resting():
+        for key, shard, chain in self._resting([self.keys[key] for key in sorted(self._short)]):
             if len(chain) <= self.replicas:
                 recruit = self._lightest(chain, chain[-1:])
                 if recruit is not None:
@@ -266,7 +287,9 @@ class Chart:
             ]  # fmt: skip
             if not fitting:
                 break
-            key, shard, chain = min(fitting, key=lambda one: abs(one[0].nbytes(one[1]) - gap / 2))
+            sizes = [key.nbytes(shard) for key, shard, _ in fitting]
+            best = max((size for size in sizes if size <= gap / 2), default=min(sizes))  # the small ones come last
+            key, shard, chain = fitting[sizes.index(best)]
             yield key, shard, tuple(empty if server == full else server for server in chain)
         yield from self._spreading_heads(staying)
 

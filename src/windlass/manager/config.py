@@ -1,13 +1,9 @@
-"""What a manager is told when it starts, and what it knows of one key."""
+"""What a manager is told when it starts."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-
-from windlass.manager.chart import Charted
-from windlass.manager.placement import SHARDS_PER_SERVER
-from windlass.types import Incarnation, KeyId, KeySpec
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +21,7 @@ class ManagerConfig:
     dead_seat_seconds: float = 0.0
     """How long a worker whose process died stays a member, else: so long no round ends without it, and whoever started
     it may end the run."""
-    shards_per_server: int = SHARDS_PER_SERVER
+    shards_per_server: int = 0
+    """Of a large key; 0: as many as keep servers even when some come or go."""
     dead_pids: tuple[int, ...] = ()
     """Processes that were nodes, and of which whoever starts this manager knows that they have ended."""
-
-
-@dataclass(slots=True)
-class DeclaredKey:
-    id: KeyId
-    spec: KeySpec
-    charted: Charted
-    unplaced: set[Incarnation]
-    error: str = ""
-    is_usage: bool = True  # whether the error is the caller's
-    waiting: list[tuple[Incarnation, int]] = field(default_factory=list)  # who asked, under which request

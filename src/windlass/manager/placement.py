@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from windlass.types import Chain, Incarnation, KeySpec
 
-SHARDS_PER_SERVER = 4
-"""How finely a large key is cut, at most. More of them balance better when servers come and go; each costs every push
-of its key a message."""
+TOLERANCE = 1.1
+"""How far above the mean the fullest server may be."""
+
+LEAST_SHARDS = 4
+"""Shards of a large key on each server, at least: what is moved at a time, and what a failure stops at a time."""
+
+MANY_SLOTS = 20
+"""Of shards of so many slots, one may have a slot more than another."""
 
 TABLE_SLOT_ROWS = 4096
 
@@ -33,6 +39,25 @@ class Load:
             self.held[server] = self.held.get(server, 0) + nbytes
 
 
+@cache
+def count_shards(num_slots: int, num_servers: int, replicas: int) -> int:
+    """Into how many shards a key of so many slots is cut: the fewest, of about the same size, that lie evenly enough on
+    these servers, on one less, and on any number up to twice as many, without being cut anew; if there is no such
+    number, every slot is one. Each shard costs every push of its key a message."""
+
+    def is_even(shards: int, count: int) -> bool:
+        copies = shards * min(replicas + 1, count)
+        return -(-copies // count) * count <= TOLERANCE * copies
+
+    counts = range(max(1, num_servers - 1), 2 * num_servers + 1)
+    for shards in range(LEAST_SHARDS * num_servers, num_slots):
+        if num_slots % shards and num_slots < MANY_SLOTS * shards:
+            continue  # some would be a slot larger than others, and that is much
+        if all(is_even(shards, count) for count in counts):
+            return shards
+    return num_slots
+
+
 def place(
     spec: KeySpec, num_shards: int, servers: Sequence[Incarnation], load: Load, replicas: int
 ) -> tuple[Chain, ...]:
@@ -52,9 +77,11 @@ def place(
     held = {server: load.held.get(server, 0) for server in servers}
     for shard, head in enumerate(heads):
         held[head] += sizes[shard]
-    return tuple(
-        (head, *_followers(head, servers, held, nbytes, replicas)) for head, nbytes in zip(heads, sizes, strict=True)
-    )
+    followers: dict[int, list[Incarnation]] = {}
+    by_turns = sorted(range(num_shards), key=lambda shard: shard - heads.index(heads[shard]))
+    for shard in by_turns:  # a shard of each head, then the next: nobody is left whom the last ones cannot choose
+        followers[shard] = _followers(heads[shard], servers, held, sizes[shard], replicas)
+    return tuple((head, *followers[shard]) for shard, head in enumerate(heads))
 
 
 def _followers(

@@ -19,15 +19,14 @@ import msgspec
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Event, Hangup, LinkDown, Log, Persist, Received, Send, Tick
-from windlass.errors import UsageError
 from windlass.manager.chart import Chart, Steps, latest
-from windlass.manager.config import DeclaredKey
 from windlass.manager.config import ManagerConfig as ManagerConfig
 from windlass.manager.cuts import Cuts
-from windlass.manager.describing import describe_again, describe_key, describe_nodes, describe_parting, difference
-from windlass.manager.records import Checkpointed, Image, KeyDropped, KeyPlaced, NewKey, Published
+from windlass.manager.describing import describe_again, describe_nodes, describe_parting
+from windlass.manager.keys import Keys
+from windlass.manager.records import Checkpointed, Image, Published
 from windlass.manager.recovery import Recovery
-from windlass.types import MANAGER, SERVER, WORKER, Generation, Incarnation, KeyId, KeySpec, Node, Role
+from windlass.types import MANAGER, SERVER, WORKER, Generation, Incarnation, KeyId, Node, Role
 
 
 class ManagerState:
@@ -47,10 +46,10 @@ class ManagerState:
         )
         self.departed: list[Node] = []
         self._drivers: dict[Incarnation, str] = {}  # and their namespaces
-        self._keys: dict[tuple[str, str], DeclaredKey] = {}  # by namespace and name
-        self._by_id: dict[KeyId, DeclaredKey] = {}
         self.chart = Chart(config.replicas, config.shards_per_server)
         self.chart.generation = Generation(config.term, 1)
+        self.keys = Keys(self.chart)
+        self.keys.generation = self.generation
         self._cuts = Cuts(config.lease_seconds)
         self._draining: dict[Incarnation, list[tuple[Incarnation, int]]] = {}  # servers that leave, and who asked
         self._heard: dict[Incarnation, float] = {}  # when each node was last heard of
@@ -58,7 +57,6 @@ class ManagerState:
         self._dead_seats: dict[Incarnation, float] = {}  # those of them that are kept for a moment only, until when
         self._now = 0.0
         self._ticked_at = math.inf  # never yet
-        self._next_key = 1
         self._early: list[tuple[Incarnation, m.Declare]] = []
         self._written: set[Incarnation] = set()  # the members of the generation that was written down last
         self._recovery: Recovery | None = None
@@ -100,11 +98,11 @@ class ManagerState:
             case m.Declare():
                 return self._on_declare(peer, message)
             case m.Lookup():
-                return self._on_lookup(peer, message)
+                return self._and_replan(self.keys.look_up(peer, message))
             case m.Placed():
-                return self._on_placed(peer, message)
+                return self._and_replan(self.keys.placed(peer, message))
             case m.Forget():
-                return self._on_forget(peer, message)
+                return self.keys.forget(peer, message)
             case m.Inspect():
                 return [Send(peer, m.Done(request=message.request, detail=self.describe()))]
             case m.Recruited():
@@ -136,16 +134,11 @@ class ManagerState:
         self.nodes = dict(image.nodes)
         self._written = set(image.nodes)
         self.departed = list(image.departed.values())
-        self._next_key = image.next_key
         self.checkpoint = image.checkpoint
         for node in sorted(self._of(SERVER), key=lambda node: node.rank):
             self.chart.join(node.incarnation, node.rank, is_late=False)
-        for number, kept in image.keys.items():
-            charted = self.chart.restore(number, kept.spec, kept.chains, is_placed=kept.is_placed)
-            holders = {server for chain in kept.chains for server in chain}
-            key = DeclaredKey(number, kept.spec, charted, set() if kept.is_placed else holders)
-            self._keys[_named(kept.spec)] = self._by_id[number] = key
-            self._doubted |= {(number, shard) for shard in kept.doubted}
+        self.keys.restore(image.keys, image.next_key)
+        self._doubted = {(number, shard) for number, kept in image.keys.items() for shard in kept.doubted}
 
     @property
     def is_recovering(self) -> bool:
@@ -191,9 +184,7 @@ class ManagerState:
             for move in self.chart.moves()
         ]
         effects = self._publish("the manager is back", moves, tuple(sorted(recovery.image.dead)))
-        for key in self._by_id.values():  # now: whoever makes room for a key must know who is to use it
-            order = m.Place(key=key.id, spec=key.spec, chains=tuple(key.charted.chains))
-            effects += [Send(server, order) for server in sorted(key.unplaced)]
+        effects += self.keys.order_again()  # now: whoever makes room for a key must know who is to use it
         for number, name in recovery.image.dropped.items():
             forget = m.Forget(request=0, name=name, key=number)
             effects += [Send(node.incarnation, forget) for node in self._of(SERVER)]
@@ -294,7 +285,7 @@ class ManagerState:
                 effects += self._on_gone(peer, "its process died", is_certain=True)
         if self._doubted and self._now - self._back_at > 2 * self.config.lease_seconds:
             effects += self._clear_doubts()
-        busy = {server for key in self._by_id.values() for server in key.unplaced}
+        busy = self.keys.makers
         for peer, heard in list(self._heard.items()):
             is_server = self.nodes[peer].role is SERVER
             lease = self.config.lease_seconds if is_server else self.config.worker_lease_seconds
@@ -342,17 +333,11 @@ class ManagerState:
             effects = [*self._take(Steps(self.chart.lose(peer)), text, dead), *farewell]
         else:
             effects = self._publish(text, dead=dead)
-        for key in list(self._by_id.values()):
-            if peer in key.unplaced:
-                key.unplaced.discard(peer)
-                if not all(key.charted.chains):
-                    key.is_usage = False
-                    key.error = f"{node.name} died before it could hold its part of '{key.spec.name}'"
-                effects += self._answer(key)
-        return effects
+        return effects + self._and_replan(self.keys.lose(peer))
 
     def _answer_beat(self, peer: Incarnation, beat: m.Beat) -> Send:
-        return Send(peer, m.Beat(sent=beat.sent, is_answer=True, echo=self._now))
+        makers = tuple(sorted(self.keys.makers))
+        return Send(peer, m.Beat(sent=beat.sent, is_answer=True, echo=self._now, makers=makers))
 
     def _look_at_cuts(self, peer: Incarnation, beat: m.Beat) -> list[Effect]:
         """A server has said whom it cannot reach, though we reach both: chains keep off that link."""
@@ -386,7 +371,8 @@ class ManagerState:
     def _begin(self, steps: Steps, more: Steps, reason: str, dead: tuple[Incarnation, ...] = ()) -> list[Effect]:
         effects = self._publish(reason, latest([*steps.moves, *more.moves]), dead)
         for head, key, shard in (*steps.settles, *more.settles):
-            effects.append(Send(head, m.Settle(key=key, shard=shard)))
+            term, number = self.generation
+            effects.append(Send(head, m.Settle(key=key, shard=shard, term=term, number=number)))
         for server in [server for server in self._draining if not self.chart.holds(server)]:
             effects += self._let_go(server)
         return effects
@@ -441,7 +427,7 @@ class ManagerState:
         if without is not None:
             self.departed.append(self.nodes.pop(without))
         is_first = self.generation.number == 0
-        self.generation = Generation(self.generation.term, self.generation.number + 1)
+        self.generation = self.keys.generation = Generation(self.generation.term, self.generation.number + 1)
         self.chart.generation = Generation(self.generation.term, self.generation.number + 1)
         membership = self._membership(reason, moves, dead)
         effects: list[Effect] = [self._write_down(membership), Log("info", f"generation {self.generation}: {reason}")]
@@ -488,89 +474,11 @@ class ManagerState:
         if not self.is_complete:
             self._early.append((peer, declare))
             return []
-        spec = declare.spec
-        key = self._keys.get(_named(spec))
-        if key is None:
-            try:
-                spec.check()
-            except UsageError as error:
-                return [Send(peer, m.Refused(request=declare.request, is_usage=True, reason=str(error)))]
-            return self._new_key(peer, declare)
-        unlike = difference(key.spec, spec)
-        if unlike:
-            reason = f"'{spec.name}' is declared already, {unlike}; delete it first, or declare it alike everywhere"
-            return [Send(peer, m.Refused(request=declare.request, is_usage=True, reason=reason))]
-        key.waiting.append((peer, declare.request))
-        return self._answer(key)
+        return self._and_replan(self.keys.declare(peer, declare))
 
-    def _new_key(self, peer: Incarnation, declare: m.Declare) -> list[Effect]:
-        spec = declare.spec
-        servers = [node.incarnation for node in sorted(self._of(SERVER), key=lambda node: node.rank)]
-        if not servers:
-            reason = f"'{spec.name}' cannot be placed: no server is alive"
-            return [Send(peer, m.Refused(request=declare.request, is_usage=False, reason=reason))]
-        charted = self.chart.place(KeyId(self._next_key), spec)
-        holders = {server for chain in charted.chains for server in chain}
-        key = DeclaredKey(charted.id, spec, charted, holders, waiting=[(peer, declare.request)])
-        self._next_key += 1
-        self._keys[_named(spec)] = self._by_id[key.id] = key
-        order = m.Place(key=key.id, spec=spec, chains=tuple(charted.chains))
-        record = NewKey(key=key.id, spec=spec, chains=order.chains)
-        return [Persist(record), *(Send(server, order) for server in servers if server in holders)]
-
-    def _on_placed(self, peer: Incarnation, placed: m.Placed) -> list[Effect]:
-        key = self._by_id.get(placed.key)
-        if key is None:
-            return []
-        key.unplaced.discard(peer)
-        key.error = key.error or placed.error
-        return self._answer(key)
-
-    def _answer(self, key: DeclaredKey) -> list[Effect]:
-        if key.unplaced:
-            return []
-        is_new = not key.charted.is_placed
-        effects: list[Effect] = []
-        if not key.charted.is_placed:
-            key.charted.is_placed = True
-            effects.append(Persist(KeyPlaced(key=key.id)))
-        waiting, key.waiting = key.waiting, []
-        if key.error:
-            return self._drop(key) + [
-                Send(peer, m.Refused(request=request, is_usage=key.is_usage, reason=key.error))
-                for peer, request in waiting
-            ]
-        for peer, request in waiting:
-            term, number = self.generation
-            declared = m.Declared(
-                request=request, key=key.id, spec=key.spec, chains=tuple(key.charted.chains), term=term, number=number
-            )
-            effects.append(Send(peer, declared))
-        return effects + (self._replan() if is_new else [])
-
-    def _on_lookup(self, peer: Incarnation, lookup: m.Lookup) -> list[Effect]:
-        key = self._keys.get((lookup.namespace, lookup.name))
-        if key is None:
-            names = sorted(name for namespace, name in self._keys if namespace == lookup.namespace)
-            known = ", ".join(f"'{name}'" for name in names[:8]) or "none"
-            reason = f"no key '{lookup.name}'; create it first (keys: {known})"
-            return [Send(peer, m.Refused(request=lookup.request, is_usage=True, reason=reason))]
-        key.waiting.append((peer, lookup.request))
-        return self._answer(key)
-
-    def _on_forget(self, peer: Incarnation, forget: m.Forget) -> list[Effect]:
-        key = self._keys.get((forget.namespace, forget.name))
-        if key is not None and forget.key not in (0, key.id):
-            key = None  # that one is gone already; this is its successor
-        effects = [] if key is None else self._drop(key)
-        return [*effects, Send(peer, m.Done(request=forget.request, detail=key is not None))]
-
-    def _drop(self, key: DeclaredKey) -> list[Effect]:
-        self._keys.pop(_named(key.spec), None)
-        self._by_id.pop(key.id, None)
-        self.chart.drop(key.id)
-        order = m.Forget(request=0, name=key.spec.name, key=key.id)
-        return [Persist(KeyDropped(key=key.id)), *(Send(node.incarnation, order) for node in self._of(SERVER))]
+    def _and_replan(self, effects: list[Effect]) -> list[Effect]:
+        """These, and if they bring a key into use, what becomes possible by it."""
+        return effects + (self._replan() if self.keys.take_new() else [])
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
@@ -582,16 +490,5 @@ class ManagerState:
             "checkpoint": self.checkpoint,
             "cuts": [sorted(map(self._name, link)) for link in sorted(self._cuts.certain)],
             "nodes": describe_nodes((self._self, *self.nodes.values()), self._empty_seats, self.departed),
-            "keys": {
-                key.spec.full_name: describe_key(key.id, key.spec)
-                | {
-                    "replicas": self.config.replicas,
-                    "shards": [[names[server] for server in chain] for chain in key.charted.chains],
-                }
-                for key in self._keys.values()
-            },
+            "keys": self.keys.describe(names),
         }
-
-
-def _named(spec: KeySpec) -> tuple[str, str]:
-    return spec.namespace, spec.name

@@ -177,12 +177,14 @@ class SchedulerState:
                     work.seen = inquiry.seen
                     return self._inquire(work, None)
                 return []
-            work.inquiry = None
-            if work.book is None:
+            work.inquiry, book = None, work.book
+            if book is None:
                 return self._open(work, inquiry.counted)
             batches = inquiry.batches or frozenset()
+            if book.is_epoch_done and not (book.done <= batches and book.keys <= set(inquiry.keys)):
+                return self._inquire(work, frozenset(book.done))  # asked before the end, this tells of some only
             counted = inquiry.counted if inquiry.seen else Counted(above=batches)  # the keys were deleted
-            return self._settle(work, work.book, batches, counted)
+            return self._settle(work, book, batches, counted)
         return []
 
     def _on_loaded(self, peer: Incarnation, loaded: m.Loaded) -> list[Effect]:

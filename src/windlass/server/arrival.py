@@ -160,6 +160,8 @@ class ArrivalShard(Shard):
     def end(self, end: End) -> list[Effect]:
         if end.members:
             self._ended.pop(end.push[0], None)
+            if self._aside:
+                self.free_room(lambda who, clock: who == end.push[0] and 0 < clock <= end.push[1])
         else:
             self._ended.setdefault(end.push[0], set()).add(end.entry.part)
         return super().end(end)

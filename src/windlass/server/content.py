@@ -5,7 +5,7 @@ Pieces are as in the messages, with their data: (slot, lo, hi, data).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from windlass.consistency.rounds import StagedPiece
@@ -64,8 +64,10 @@ class Content(Protocol):
     def may_refuse(self) -> bool:
         """Whether there is something in order that it cannot take."""
 
-    def refusal(self, pieces: list[StagedPiece], *, is_write: bool = False) -> str:
-        """Why it cannot take these, all together, if so. Changes nothing."""
+    def refusal(
+        self, pieces: list[StagedPiece], *, is_write: bool = False, promised: Sequence[StagedPiece] = ()
+    ) -> str:
+        """Why it cannot take these, all together, if so. Changes nothing. What is promised keeps its room."""
 
     def apply(self, pieces: list[StagedPiece], *, divisor: int, hyper: Hyper, now: float) -> None:
         """Reduce these, and update once."""
@@ -130,7 +132,9 @@ class DenseContent:
     def may_refuse(self) -> bool:
         return False
 
-    def refusal(self, pieces: list[StagedPiece], *, is_write: bool = False) -> str:
+    def refusal(
+        self, pieces: list[StagedPiece], *, is_write: bool = False, promised: Sequence[StagedPiece] = ()
+    ) -> str:
         return ""
 
     def apply(self, pieces: list[StagedPiece], *, divisor: int, hyper: Hyper, now: float) -> None:

@@ -80,6 +80,7 @@ class Crew(Answers):
             self.resting.discard(unit.who)
             self.clocks.restart(unit.who, clock)
             self._crew = None
+        self.begin_deposits(unit.who, self.clocks.received[unit.who])  # who was counted on before it came, too
         if unit.request is None:
             return []
         effects: list[Effect] = []
@@ -87,6 +88,10 @@ class Crew(Answers):
             effects += self.log.seal(m.LogEntry(kind=m.Kind.START, who=unit.who, clock=clock))
         done = Send(unit.who, m.Done(request=unit.request, detail=clock))
         return [*effects, *self.residual_of(unit.who), done, *self.on_fewer()]
+
+    @abstractmethod
+    def begin_deposits(self, who: Incarnation, clock: int) -> None:
+        """It pushes from this clock on: what it has given to savers of a later round does not count."""
 
     @abstractmethod
     def residual_of(self, who: Incarnation) -> list[Effect]:

@@ -69,6 +69,13 @@ class Deposits(Generic[Which]):
             del asked.parts[who]
             asked.given[who] = (rank, join_arrays(parts[number] for number in sorted(parts)), given.meta)
 
+    def begin(self, who: Incarnation, clock: int, is_concerned: Callable[[Which], bool]) -> None:
+        """It pushes from this clock on: what it gave before, having kept back nothing yet, is not what it has after a
+        later push. It is asked again."""
+        for which, asked in self._asked.items():
+            if asked.clock > clock and not asked.is_read and is_concerned(which):
+                asked.given.pop(who, None)
+
     def content(self, which: Which) -> tuple[Arrays, dict[str, Any]]:
         """All of it: arrays by rank and name, and of each rank what else it needs. The same whenever it is asked again:
         who joins meanwhile comes too late."""

@@ -23,10 +23,10 @@ from windlass.server.shard import Shard
 from windlass.types import MANAGER, SERVER, Bytes, Incarnation, KeyId, KeySpec, Node
 
 AnyShard = SequentialShard | ArrivalShard
-KEYED = frozenset((m.Pull, m.Init, m.Write, m.Attach, m.Detach, m.Freeze, m.Dump, m.Restore, m.Scan))
+KEYED = frozenset((m.Pull, m.Reserve, m.Init, m.Write, m.Attach, m.Detach, m.Freeze, m.Dump, m.Restore, m.Scan))
 """What is asked of one shard."""
 OF_SLOTS = frozenset((m.Dump, m.Restore))
-OF_WORKERS = frozenset((m.Push, m.Pull, m.Attach, m.Detach))
+OF_WORKERS = frozenset((m.Push, m.Pull, m.Reserve, m.Attach, m.Detach))
 """What only a live worker may send."""
 OF_ANYBODY = frozenset((m.Release, m.Hold, m.Inspect))
 """What may still come of one who was one."""
@@ -113,6 +113,7 @@ class HeldKey:
                 "applied": dict(shard.clocks.applied),
                 "counted": dict(shard.counted),
                 "batches": shard.batches.dump(),
+                "repeats": dict(shard.batches.repeats),
             }
             for number, shard in self.shards.items()
         }
@@ -177,6 +178,10 @@ def misasked(shard: Shard, message: Any, data: tuple[Bytes, ...]) -> str:
         if message.digest and not data and shard.decoder is not None:
             return ""  # until the ids are found
         return misfit(shard, message.pieces, data, is_read=True)
+    if isinstance(message, m.Reserve):
+        if not shard.may_refuse or isinstance(shard, SequentialShard):
+            return f"'{shard.spec.name}' sets no room aside"
+        return misfit(shard, message.pieces, data, is_read=True)
     if not isinstance(message, WRITES):
         return ""
     if shard.is_table and isinstance(message, m.Init):
@@ -211,6 +216,17 @@ def tallied(tally: m.Tally, keys: Mapping[KeyId, HeldKey]) -> Iterator[tuple[Any
         yield shard if shard.log.is_head else None, Send(MANAGER, shard.tally(tally))
     count = m.Tallied(ask=tally.ask, key=KeyId(0), shard=-1, num_shards=len(shards), floor=0, above=())
     yield None, Send(MANAGER, count)
+
+
+def drop_absent(
+    keys: Mapping[KeyId, HeldKey], absent: dict[Incarnation, float], linked: Collection[Incarnation], before: float
+) -> None:
+    """Those who have had no link since before then: what they have not committed they will not commit any more."""
+    for who in [who for who, since in absent.items() if since < before]:
+        del absent[who]
+        for key in keys.values() if who not in linked else ():
+            for shard in key.shards.values():
+                shard.drop_writer(who)
 
 
 class Looked(Protocol):

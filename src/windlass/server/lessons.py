@@ -90,6 +90,7 @@ class Lessons(Answers):
             "refused": [[who, clock, error] for (who, clock), error in self._refused.items()],
             "resting": sorted(self.resting),
             "leases": self.batches.dump(),
+            "repeats": dict(self.batches.repeats),
         }
 
     def learn_counts(self, counts: dict[str, Any]) -> None:
@@ -97,7 +98,7 @@ class Lessons(Answers):
         self.clocks.applied = {Incarnation(who): clock for who, clock in counts["applied"].items()}
         self.version, self.base = counts["version"], counts["base"]
         self.resting = {Incarnation(who) for who in counts["resting"]}
-        self.batches.load(counts["leases"])
+        self.batches.load(counts["leases"], counts["repeats"])
         self._crew = None
         self.counted = {Incarnation(who): elements for who, elements in counts["counted"].items()}
         self._refused = {(Incarnation(who), clock): error for who, clock, error in counts["refused"]}

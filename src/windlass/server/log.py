@@ -44,8 +44,8 @@ class Teaching(Enum):
     JOINING = "joining"  # it has everything; the chain waits for it, and the manager is told
 
 
-UNHELD = frozenset((m.Replicate, m.Replicated, m.Staged))
-"""What tells nobody of what is not safe: it is how entries become safe, or are made."""
+UNHELD = frozenset((m.Replicate, m.Replicated))
+"""What tells nobody of what is not safe: it is how entries become safe."""
 
 Pieces = tuple[m.Piece, ...]
 Blocks = tuple[Block, ...]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Recycle, Send
 from windlass.server.content import Content, DenseContent
@@ -18,7 +20,7 @@ from windlass.store.reduce import Op, Reducer, resolve_reducer
 from windlass.store.table import TableSlot, warm_table
 from windlass.store.table_options import table_options
 from windlass.store.update import Fused, Updater, resolve_updater
-from windlass.types import Array, Bytes, Incarnation, KeyId, KeySpec, Memory, TableSpec
+from windlass.types import Array, Bytes, Incarnation, KeyId, Memory, TableSpec
 
 
 class Maker:
@@ -37,12 +39,12 @@ class Maker:
         updater = resolve_updater(spec.update, self._local)
         numbers = spec.shard_slots(number, len(place.chains))
         if spec.table is not None:
-            return self._tables(spec, spec.table, numbers, reducer, updater)
+            return self._tables(place, spec.table, numbers, reducer, updater)
         rules = (spec.dtype, spec.reduce.path, spec.update.path)
         if rules not in self._warmed:
             self._warmed.add(rules)
             if isinstance(updater, Fused) and reducer.op is not Op.CUSTOM:
-                with self._compiling():  # now, when nobody waits but who declares: it may have to compile
+                with self._loading(place):  # now, when nobody waits but who declares: it may have to compile
                     warm(spec.dtype, reducer, updater)
         slots: dict[int, Content] = {}
         for slot in numbers:
@@ -52,18 +54,24 @@ class Maker:
         return slots
 
     def _tables(
-        self, spec: KeySpec, table: TableSpec, numbers: range, reducer: Reducer, updater: Updater
+        self, place: m.Place, table: TableSpec, numbers: range, reducer: Reducer, updater: Updater
     ) -> dict[int, Content]:
+        spec = place.spec
         options = table_options(spec, table)
         rules = (f"rows of {spec.dtype}", spec.reduce.path, spec.update.path)
         if rules not in self._warmed:
             self._warmed.add(rules)
-            with self._compiling():
+            with self._loading(place):
                 warm_table(options, reducer, updater)
         mine = options.share(table.slots)
         # Nobody reads rows where they lie, so they are in memory of this process alone.
         rows = {slot: TableSlot(mine, reducer=reducer, updater=updater, memory=self._rows) for slot in numbers}
         return {slot: TableContent(each, spec.itemsize) for slot, each in rows.items()}
+
+    def _loading(self, place: m.Place) -> AbstractContextManager[None]:
+        """Of those who hold a key all compile the same; its keeper says so."""
+        is_keeper = place.chains[0][:1] == (self._me,)
+        return self._compiling() if is_keeper else nullcontext()
 
 
 class Restoring:

@@ -35,6 +35,8 @@ class Pulse:
         self._out: set[Incarnation] = set()
         self._relinked: set[Incarnation] = set()  # those of them to whom there is a link, of which nothing is known yet
         self._reached_by_detour: set[Incarnation] = set()  # who speaks to us through the manager
+        self._makers: tuple[Incarnation, ...] = ()  # who compiles, perhaps, and is silent meanwhile
+        self._makers_told_at = 0.0
 
     # --- leases -----------------------------------------------------------------------------------------------------
 
@@ -79,6 +81,7 @@ class Pulse:
         """It has answered what was sent then. Whether it was out of reach before."""
         if peer == MANAGER:
             self._echo = answer.echo
+            self._makers, self._makers_told_at = answer.makers, answer.sent
             return False
         self._confirmed[peer] = max(answer.sent, self._confirmed.get(peer, 0.0))
         self._asked.discard(peer)
@@ -116,14 +119,19 @@ class Pulse:
 
     def look(self, now: float, nodes: Mapping[Incarnation, Node], linked: Collection[Incarnation]) -> list[Effect]:
         """Whether another server has been missed for a lease: there is no link to it, or it has not answered what it
-        was asked before. Warns, once."""
+        was asked before. Warns, once. Who makes room for a key, as the manager has said lately, is not missed: it may
+        have to compile, answers nobody meanwhile, and tells of it itself."""
         others = {who for who, node in nodes.items() if node.role is SERVER}
         effects: list[Effect] = []
         for who in [who for who in self._missed if who not in others]:
             self._reach(who)
         self._reached_by_detour &= others
         self._relinked.clear()
+        makers = self._makers if now - self._makers_told_at < self.lease_seconds else ()
         for who in sorted(others):
+            if who in makers and who not in self._out:
+                self._missed.pop(who, None)
+                continue
             if who in linked and who not in self._asked:
                 self._reach(who)
                 continue

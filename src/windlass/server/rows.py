@@ -86,9 +86,11 @@ class TableContent:
     def may_refuse(self) -> bool:
         return self.table.options.max_bytes is not None
 
-    def refusal(self, pieces: list[StagedPiece], *, is_write: bool = False) -> str:
-        ids = [data[: ID_BYTES * (hi - lo)] for _, lo, hi, data in pieces]
-        return self.table.refusal(ids, admit_after=1 if is_write else None)
+    def refusal(
+        self, pieces: list[StagedPiece], *, is_write: bool = False, promised: Sequence[StagedPiece] = ()
+    ) -> str:
+        ids, others = ([data[: ID_BYTES * (hi - lo)] for _, lo, hi, data in some] for some in (pieces, promised))
+        return self.table.refusal(ids, admit_after=1 if is_write else None, promised=others)
 
     def apply(self, pieces: list[StagedPiece], *, divisor: int, hyper: Hyper, now: float) -> None:
         self._unshare()

@@ -23,6 +23,9 @@ ROUND_KIND = m.Kind.ROUND
 class Advance:
     """Work without data: look again whether the next round is complete."""
 
+    def __repr__(self) -> str:
+        return "Advance()"
+
 
 class SequentialShard(Shard):
     __slots__ = (
@@ -130,16 +133,17 @@ class SequentialShard(Shard):
         return [] if self.speaks else super().settle()
 
     def advance(self) -> list[Effect]:
-        """Close the next round, or report to its keeper, if everything for it is here."""
+        """Close the next round, or report to its keeper, if everything for it is here. Only the first that our chain
+        does not have: the keeper says again how the last round ended, and who comes after us must not need another."""
         if not self.is_round_ready():
             return []
         round = self.rounds.closed + 1
         whole = self.rounds.whole(round)
         if self.num_shards == 1:
             return self.close(round, whole)
+        if self.version < self.rounds.closed:
+            return []  # the one before is still to be applied; what is said then is held back until it is safe
         if self.may_refuse and self._judged[:2] != (round, whole):
-            if self.version < self.rounds.closed:
-                return []  # it depends on rounds that are still to be applied
             self._judged = (round, whole, self._refusal_of(round, whole))
         term, number = self.members.generation
         self._reported = round
@@ -154,7 +158,8 @@ class SequentialShard(Shard):
     def _refusal_of(self, round: int, members: tuple[Incarnation, ...]) -> str:
         """Why what these have pushed cannot be taken here, if so."""
         made = [self.rounds.find(who, round) for who in members]
-        return self.refusal([piece for one in made if one is not None for piece in one.pieces])
+        problem = self.refusal([piece for one in made if one is not None for piece in one.pieces], (ROUND, round))
+        return self.nothing_taken(problem) if problem else ""
 
     def staged(self, report: m.Staged) -> list[Effect]:
         """Keeper: a shard has everything of a round. A round closed already is told again: the word was lost."""
@@ -225,7 +230,7 @@ class SequentialShard(Shard):
             ahead, self._ahead = self._ahead, []
             for order in ahead:
                 effects += self.schedule(order)
-        if self.is_round_ready():
+        if self.num_shards == 1 and self.is_round_ready():  # else that is looked at when this one has ended
             effects.append(Later((self, Advance())))
         return effects
 
@@ -262,8 +267,8 @@ class SequentialShard(Shard):
         effects = super().end(end)
         if self.is_keeper and self.num_shards > 1 and not end.is_followed and not self.log.is_last:
             effects += self._tell_closed(end.push[1], end.members, self.rounds.refusals.get(end.push[1], ""))
-        if self.may_refuse and self.num_shards > 1:
-            effects.append(Later((self, Advance())))  # whether the next round can be taken is known now
+        if self.num_shards > 1 and self.log.is_head:
+            effects.append(Later((self, Advance())))  # the next round may be whole already
         return effects
 
     def demote(self) -> None:

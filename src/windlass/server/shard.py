@@ -50,6 +50,7 @@ from windlass.server.units import (
     Put,
     Rest,
     Restored,
+    SetAside,
     Start,
     Teach,
     Unit,
@@ -65,9 +66,10 @@ from windlass.types import MANAGER, Array, Block, Bytes, Generation, Incarnation
 MAX_REFUSED = 64
 PUSHES = (m.Kind.PUSH, m.Kind.ROUND)
 DOING: dict[type[Unit], str] = {
-    Apply: "_apply", ApplyRows: "_apply_rows", End: "_end", Echo: "_echo", Mark: "_mark", Check: "_check", Put: "_put",
-    First: "_first", Start: "_start", Rest: "_rest", Restored: "_restore", Teach: "_teach", Learn: "_learn",
-    Freezing: "carry_out", m.Read: "_carry_out", m.Commit: "_carry_out",
+    Apply: "_apply", ApplyRows: "_apply_rows", End: "_end", Echo: "_echo", Mark: "_mark", Check: "_check",
+    SetAside: "_set_aside", Put: "_put", First: "_first", Start: "_start", Rest: "_rest",
+    Restored: "_restore", Teach: "_teach", Learn: "_learn", Freezing: "carry_out",
+    m.Read: "_carry_out", m.Commit: "_carry_out",
 }  # fmt: skip
 """Which method of a shard does a unit: found at once, where asking for one kind after the other took longer than most
 of them take."""
@@ -78,7 +80,7 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
 
     # With more than 30 attributes in a dictionary, each instance has keys of its own, and is three times as slow.
     __slots__ = (
-        "_at_once_bytes", "_attaching", "_backlog", "_crew", "_ends", "_errors", "_memory", "_pins",
+        "_aside", "_at_once_bytes", "_attaching", "_backlog", "_crew", "_ends", "_errors", "_memory", "_pins",
         "_put_at", "_refused", "_residuals", "_void", "_writes", "_written", "ancestors", "base", "batches",
         "being_shown", "chained_in", "clocks", "counted", "decoder", "early", "freezer", "has_settled", "id",
         "is_pausing", "is_table", "itemsize", "lesson", "log", "may_refuse", "me", "members", "num_shards", "number",
@@ -138,7 +140,7 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         self._refused: dict[tuple[Incarnation, int], str] = {}  # of the latest that ended so, to be told again
         self._ends: dict[tuple[Incarnation, int], End] = {}  # queued, not done
         self._attaching: list[tuple[Incarnation, int, bool]] = []
-        self._writes, self._written, self._put_at = {}, {}, 0.0
+        self._writes, self._written, self._put_at, self._aside = {}, {}, 0.0, {}
         for who in self.live:
             self.clocks.start(who, 0)
 
@@ -204,6 +206,7 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         self.freezer.drop_shard(self.id, self.number)
         self._attaching.clear()
         self._writes.clear()
+        self._aside.clear()  # the next head judges what comes as it comes
         self.batches.give_up()
         self.clocks.received = dict(self.clocks.applied)
         for slot in self.slots.values():
@@ -289,6 +292,9 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         """A checkpoint was loaded: every worker gets back what its rank had kept back, now or when it comes."""
         self._residuals = residuals
         return [effect for who in self.live for effect in self.residual_of(who)]
+
+    def begin_deposits(self, who: Incarnation, clock: int) -> None:
+        self.freezer.deposits.begin(who, clock, lambda which: (which.key, which.shard) == (self.id, self.number))
 
     def residual_of(self, who: Incarnation) -> list[Effect]:
         """What this worker is still to get back."""

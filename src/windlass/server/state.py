@@ -9,7 +9,7 @@ be alive waits for a whole one. So no two ever answer at the same time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from windlass._wire import messages as m
@@ -29,10 +29,11 @@ from windlass._wire.effects import (
     Stop,
     Tick,
 )
-from windlass.errors import UsageError
+from windlass.errors import UsageError, in_words
 from windlass.filters import IdLists
 from windlass.server import held
 from windlass.server.arrival import ArrivalShard
+from windlass.server.chained import Chained
 from windlass.server.freezing import Freezer
 from windlass.server.held import AnyShard, HeldKey
 from windlass.server.host import Host, Members, Routes
@@ -42,15 +43,13 @@ from windlass.server.making import Maker, Restoring
 from windlass.server.pins import Pins
 from windlass.server.pulse import Pulse, go_around
 from windlass.server.sequential import Advance, SequentialShard
-from windlass.server.shard import Shard
 from windlass.server.shard_time import Clock
-from windlass.server.teaching import hear_learner, hear_teacher
 from windlass.types import MANAGER, SERVER, WORKER, Bytes, Generation, Incarnation, KeyId, Memory, Node, Sequential
 
 MAX_EARLY_MESSAGES = 256
 
 
-class ServerState:
+class ServerState(Chained):
     sequential_shard: type[SequentialShard] = SequentialShard
     arrival_shard: type[ArrivalShard] = ArrivalShard
     freezer_kind: type[Freezer] = Freezer
@@ -68,6 +67,7 @@ class ServerState:
         shared = (memory, self.pins, self.members, self.freezer, self._clock, IdLists(config.id_list_bytes))
         self._host = Host(me, *shared, config.local, config.at_once_bytes)
         self._linked: set[Incarnation] = set()
+        self._absent: dict[Incarnation, float] = {}  # since when there is no link to those who had one, for a lease
         self._early: dict[Incarnation, list[Received]] = {}
         self._restoring = Restoring()
         self._pulse = Pulse(config.lease_seconds)
@@ -129,6 +129,7 @@ class ServerState:
                 self._horizons[peer] = self.pins.next
                 return self._on_link_up(peer)
             case LinkDown(peer=peer):
+                self._absent[peer] = -float("inf") if event.is_death else self._now
                 return self._on_link_down(peer)
             case Tick():
                 return self._on_tick()
@@ -137,18 +138,6 @@ class ServerState:
                 return [Send(MANAGER, m.Drain(request=0, server=self.me))]
             case _:
                 return []
-
-    def _shards(self) -> Iterator[AnyShard]:
-        for key in self.keys.values():
-            yield from key.shards.values()
-
-    def _told(self, shard: Shard, effects: list[Effect]) -> list[Effect]:
-        """What a shard wants to do and say; what may not be said yet is held back."""
-        log = shard.log
-        return effects if log.is_last else log.hold_back(effects, self._may_answer(log.successor))
-
-    def _may_answer(self, successor: Incarnation | None) -> bool:
-        return self._pulse.may_answer(successor, self._now)
 
     # --- the data path ----------------------------------------------------------------------------------------------
 
@@ -277,9 +266,10 @@ class ServerState:
                 return shard.rest(peer, message.request)
             case m.Init():
                 return shard.init(peer, message.request, message.pieces, data)
+            case m.Reserve():
+                return shard.reserve(peer, message, data)
             case m.Write():
-                shard.stage_write(peer, message, data)
-                return [Recycle(data), Send(peer, m.Done(request=message.request))]
+                return shard.stage_write(peer, message, data)
             case m.Freeze():
                 return shard.freeze(peer, message)
             case m.Restore():
@@ -308,10 +298,8 @@ class ServerState:
         return self._told(keeper, keeper.order(order))
 
     def _on_tally(self, tally: m.Tally) -> list[Effect]:
-        effects: list[Effect] = []
-        for shard, told in held.tallied(tally, self.keys):
-            effects += [told] if shard is None else self._told(shard, [told])
-        return effects
+        told = held.tallied(tally, self.keys)
+        return [one for shard, say in told for one in (self._told(shard, [say]) if shard else [say])]
 
     def _on_round(self, peer: Incarnation, message: m.Staged | m.Close) -> list[Effect]:
         key = self.keys.get(message.key)
@@ -338,105 +326,13 @@ class ServerState:
         effects = self._told(shard, shard.work(unit)) + shard.settle()
         return effects + self._inherit(shard) if shard.log.is_heir else effects
 
-    # --- the chain --------------------------------------------------------------------------------------------------
-
-    def _on_replication(self, event: Received, message: m.Replicate | m.Replicated) -> list[Effect]:
-        key = self.keys.get(message.key)
-        shard = key.shards.get(message.shard) if key is not None else None
-        if shard is None:  # deleted, or ours no longer
-            if isinstance(message, m.Replicate) and event.is_shared and message.pins:
-                return [Send(event.peer, m.Release(pins=message.pins))]
-            return [Recycle(event.data)]
-        if isinstance(message, m.Replicated):
-            self._pulse.hear_of(event.peer)
-            told = shard.log.on_replicated(event.peer, message, self._may_answer(shard.log.successor))
-            return told + shard.settle() + shard.report_recruit()
-        effects, whole = shard.log.take(event.peer, message, event.data, is_shared=event.is_shared)
-        if whole is not None:
-            effects += shard.follow(whole) + shard.log.acknowledge()
-        return effects
-
-    def _on_teaching(self, event: Received, message: m.Ready | m.Show | m.ShowSlot | m.Shown) -> list[Effect]:
-        key = self.keys.get(message.key)
-        shard = key.shards.get(message.shard) if key is not None else None
-        if isinstance(message, m.Ready) or (isinstance(message, m.Shown) and message.is_answer):
-            if shard is None:
-                return []
-            told = hear_learner(shard, event.peer, message)
-            return [*self._beat(), *told] if isinstance(message, m.Shown) else told  # its word is needed from now on
-        return hear_teacher(shard, event, message)
-
-    def _on_beat(self, peer: Incarnation, beat: m.Beat) -> list[Effect]:
-        """A server asks whether we still follow it, or has answered that it does."""
-        if not beat.is_answer:
-            node = self.nodes.get(peer)
-            if node is None or node.role is not SERVER:
-                return []  # it is out, and should not think otherwise
-            return [self._pulse.answer(peer, beat, self._now)]
-        effects = self._say_again(peer) if self._pulse.confirm(peer, beat) else []
-        for shard in self._shards() if peer != MANAGER else ():
-            if shard.log.is_head and shard.log.successor == peer:
-                effects += shard.log.flush(self._may_answer(peer)) + shard.settle()
-        return effects
-
-    def _on_settle(self, settle: m.Settle) -> list[Effect]:
-        key = self.keys.get(settle.key)
-        shard = key.shards.get(settle.shard) if key is not None else None
-        if shard is None or not shard.log.is_head:
-            return []
-        shard.is_pausing, shard.has_settled = True, False
-        return shard.settle()
-
     def _on_tick(self) -> list[Effect]:
         effects = self._look_around() + self._beat() if self._pulse.is_due(self._now) else []
+        held.drop_absent(self.keys, self._absent, self._linked, self._now - self.config.lease_seconds)
         for shard in self._shards():
             if shard.log.is_heir:
                 effects += self._inherit(shard)
         return effects
-
-    def _beat(self) -> list[Effect]:
-        """To those whose word is needed: whoever comes after us, is shown a shard, or closes the rounds of one."""
-        asked = {who for key in self.keys.values() for who in key.needs() if who is not None and who != self.me}
-        return self._pulse.beat_all(self._now, self.members.generation, asked)
-
-    def _look_around(self) -> list[Effect]:
-        """Who is out of reach is told again, through the manager, of the ends of rounds that it may have missed."""
-        before = self._pulse.detours
-        effects = self._pulse.look(self._now, self.nodes, self._linked | {self.me})
-        return effects + [one for peer in sorted(before | self._pulse.detours) for one in self._say_again(peer)]
-
-    def _say_again(self, peer: Incarnation) -> list[Effect]:
-        """What another server may have missed of rounds."""
-        return [one for shard in self._shards() for one in self._told(shard, shard.on_server_back(peer))]
-
-    def _confirm(self, shard: AnyShard) -> list[Effect]:
-        """Ask whoever comes after us now whether it follows: until it has said so we may not answer anyone, and the
-        next beat is an eighth of a lease away."""
-        after = shard.log.successor
-        if not shard.log.is_head or after is None or self._may_answer(after):
-            return []
-        return [Send(after, self._pulse.beat(self._now, self.members.generation))]
-
-    def _inherit(self, shard: AnyShard) -> list[Effect]:
-        """An heir speaks for its shard when those who did before it cannot any more, and it has applied all it has."""
-        if shard.is_busy or not self.may_inherit(shard):
-            return []
-        shard.log.inherit()
-        shard.ancestors.clear()
-        return self._confirm(shard) + self._unpause(shard)
-
-    def _unpause(self, shard: AnyShard) -> list[Effect]:
-        """Go on: with what came meanwhile, if it is ours to answer."""
-        shard.is_pausing = False
-        effects = self._told(shard, shard.on_head())
-        early, shard.early = shard.early, []
-        for event in early:
-            effects += self._handle(event)
-        return effects
-
-    def may_inherit(self, shard: AnyShard) -> bool:
-        """Whether nobody who was before us answers any more: not confirmed for a lease, or it knows that it is out."""
-        return all(self._pulse.is_over(one, shard.chained_in, self._now) for one in shard.ancestors)
 
     # --- members and links ------------------------------------------------------------------------------------------
 
@@ -460,10 +356,9 @@ class ServerState:
             if who not in self._linked:  # else it may still be reading; the end of its link will tell
                 self.pins.release_all(who)
         moved = self._on_moves(membership)
-        for who in departed:
-            for shard in self._shards():
-                shard.drop_reader(who)
-                shard.drop_writer(who)
+        for who, shard in product(departed, list(self._shards())):
+            shard.drop_reader(who)
+            shard.drop_writer(who)
         effects += moved + (self._beat() if membership.moves else [])
         for shard in self._shards():
             effects += self._told(shard, shard.on_members())
@@ -574,10 +469,10 @@ class ServerState:
                 self.keys[place.key] = self._hold(place)
             except UsageError as error:
                 return [Send(MANAGER, m.Placed(key=place.key, error=str(error)))]
-            except Exception as error:  # a user's reducer or updater could not even be made, or memory is short
-                text = f"'{place.spec.name}' cannot be held: {type(error).__name__}: {error}"
+            except (Exception, SystemExit) as error:  # a user's updater could not even be made, or memory is short
+                text = f"'{place.spec.name}' cannot be held: {in_words(error)}"
                 return [Log("error", text), Send(MANAGER, m.Placed(key=place.key, error=text))]
-            return [Send(MANAGER, m.Placed(key=place.key)), *self._beat()]
+            return [Send(MANAGER, m.Placed(key=place.key)), *self._meet(self.keys[place.key])]
         return [Send(MANAGER, m.Placed(key=place.key))]
 
     def _hold(self, place: m.Place) -> HeldKey:

@@ -91,6 +91,16 @@ class Check(msgspec.Struct, gc=False):
     is_write: bool = False  # what a driver sets is taken without having been pushed to often enough
 
 
+class SetAside(msgspec.Struct, gc=False):
+    """Unit of work: set room aside for the ids of a push that is to come, if there is some; or give it back. Of a write
+    its parts come one by one."""
+
+    push: tuple[Incarnation, int]  # or write: as in Put
+    request: int
+    pieces: list[StagedPiece]  # the ids are enough
+    is_write: bool = False
+
+
 class End(msgspec.Struct, gc=False):
     """Unit of work: the round, or the part of a push of `push[0]`, is applied to every slot here, and its entry is
     made. Only now does it count as applied for its `members` (none, while other parts are still to come): an
@@ -189,7 +199,7 @@ class Freezing(msgspec.Struct, gc=False):
 
 Order = m.Read | m.Commit
 Unit = (
-    Apply | ApplyRows | Check | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn
+    Apply | ApplyRows | Check | SetAside | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn
     | Freezing | Order
 )  # fmt: skip
 FREE = frozenset((End, Start, Rest, Mark, Freezing))

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from windlass._wire.effects import Effect, Log, Recycle
 from windlass.consistency.rounds import StagedPiece
-from windlass.errors import UsageError
+from windlass.errors import UsageError, in_words, text_of
 from windlass.server.refusing import Refuses
 from windlass.server.rows import apply_together
 from windlass.server.units import THE_SHARDS, Apply, ApplyRows, HeldSlot
@@ -40,7 +40,7 @@ class Updates(Refuses):
                     slot.content.update(reduced, hyper=unit.hyper, now=unit.now)
                 else:
                     slot.content.apply(unit.pieces, divisor=unit.divisor, hyper=unit.hyper, now=unit.now)
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # a user's code may call sys.exit()
                 effects.append(self._failed(unit.push, error))
             if not unit.is_reduced:
                 effects.append(Recycle(tuple([data for _, _, _, data in unit.pieces])))
@@ -70,7 +70,7 @@ class Updates(Refuses):
         try:
             contents = [slot.content for slot in held]
             apply_together(contents, unit.pieces, divisor=unit.divisor, hyper=unit.hyper, now=unit.now)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             effects.append(self._failed(unit.push, error))
         effects.append(Recycle(tuple([data for _, _, _, data in unit.pieces])))
         for slot in held:
@@ -78,10 +78,10 @@ class Updates(Refuses):
                 effects += self._refuse_riders(slot, unit.push) if self._errors else self.answer_waiting(slot)
         return effects
 
-    def _failed(self, push: tuple[Incarnation, int], error: Exception) -> Log:
+    def _failed(self, push: tuple[Incarnation, int], error: BaseException) -> Log:
         """A user's reducer or updater failed: its pushers hear of it, the server lives."""
-        kind = "" if isinstance(error, UsageError) else f"{type(error).__name__}: "
-        self._errors[push] = f"the update of '{self.spec.name}' failed: {kind}{error}"
+        what = text_of(error) if isinstance(error, UsageError) else in_words(error)
+        self._errors[push] = f"the update of '{self.spec.name}' failed: {what}"
         return Log("error", self._errors[push])
 
     @abstractmethod

@@ -69,7 +69,7 @@ class Arena:
     def _extend(self, wanted: int) -> None:
         """Another block: small ones first, for small tables; never much more than is needed."""
         row_bytes = 4 * (self.width + self.narrow)
-        count = max(STRETCH, min(max(wanted, self._num_rooms // 8), BLOCK_BYTES // max(1, row_bytes)))
+        count = max(STRETCH, min(max(wanted, self._num_rooms // 16), BLOCK_BYTES // max(1, row_bytes)))
         stretches = -(-count // STRETCH)
         block = self._memory.allocate(stretches * STRETCH * row_bytes + _LINE)
         start = -(-block.array.ctypes.data // _LINE) * _LINE  # a row should touch as few cache lines as it can

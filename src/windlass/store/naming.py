@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import types
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
 from windlass.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What is known on the wire by the path of its class and by its fields."""
+
+    def config(self) -> dict[str, Any]:
+        """The plain values that `from_config` makes an equal one of."""
+        cls, where = type(self), type(self).__name__
+        if "__dataclass_fields__" not in vars(cls) and ("__init__" in vars(cls) or inspect.get_annotations(cls)):
+            raise UsageError(f"{where} must be decorated with @dataclass(frozen=True): its fields are what travels")
+        return {each.name: plain(getattr(self, each.name), f"{where}({each.name}=...)") for each in fields(self)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        try:
+            return cls(**config)
+        except TypeError as error:
+            allowed = ", ".join(each.name for each in fields(cls)) or "nothing"
+            raise UsageError(f"{cls.__name__} takes {allowed}; got {dict(config)}") from error
 
 
 def find(path: str, local: Mapping[str, object], expected: str) -> object:

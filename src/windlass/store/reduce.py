@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from windlass.errors import UsageError
+from windlass.errors import UsageError, in_words
 from windlass.store import naming
 from windlass.types import Array, Rule
 
@@ -88,7 +88,7 @@ def _check_laws(reducer: Reducer) -> None:
     except Exception as error:
         raise UsageError(
             f"reducer '{name}' must combine two numpy arrays element by element; on arrays of {a.dtype} "
-            f"its combine raised {type(error).__name__}: {error}"
+            f"its combine raised {in_words(error)}"
         ) from error
     for law, got, expected, text in (
         ("commutative", ab, ba, "combine({a}, {b}) is {got} but combine({b}, {a}) is {expected}"),

@@ -226,15 +226,26 @@ class TableSlot:
         self._admit(found, ids, now, self.options.admit_after)
         return self._rows.named(found.rows, data, 4 * self.options.dim)
 
-    def refusal(self, ids: Sequence[Array], *, admit_after: int | None = None) -> str:
+    def refusal(
+        self, ids: Sequence[Array], *, admit_after: int | None = None, promised: Sequence[Array] = ()
+    ) -> str:
         """Why an update of all of these ids, or one of each list of them, would be refused; empty if it would not be.
-        Changes nothing. With `admit_after` as if the table had been declared so: `write` admits at once."""
+        Changes nothing. With `admit_after` as if the table had been declared so: `write` admits at once. What is
+        `promised`, lists of ids of other updates that are still to come, keeps its room."""
         if self.options.max_bytes is None:
             return ""
+        admit_after = admit_after or self.options.admit_after
         unique = np.unique(np.concatenate([_NO_ROWS, *(self._ids(some) for some in ids)]))
-        found = self._index.find(address(unique), unique.size)
+        often = _NO_ROWS  # what comes more than once: it may be due a row by then
+        if promised:
+            unique, times = np.unique(np.concatenate([unique, *map(self._ids, promised)]), return_counts=True)
+            often = unique[times > 1]
+        num_rows, num_entries = self._sizes(self._index.find(address(unique), unique.size), admit_after)
+        if often.size and admit_after > 1:
+            found = self._index.find(address(often), often.size)
+            num_rows += self._sizes(found, 1)[0] - self._sizes(found, admit_after)[0]
         try:
-            self._check_bytes(*self._sizes(found, admit_after or self.options.admit_after))
+            self._check_bytes(num_rows, num_entries)
         except UsageError as error:
             return str(error)
         return ""

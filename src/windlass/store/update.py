@@ -29,7 +29,10 @@ def updater_rule(update: str | Updater, local: dict[str, object] | None = None) 
     if isinstance(update, str):
         update = resolve_updater(Rule(update), local or {})
     if not isinstance(update, Updater):
-        hint = f"; did you mean {update.__name__}(...)?" if isinstance(update, type) else ""
+        cls = update if isinstance(update, type) else type(update)
+        hint = f"; did you mean {cls.__name__}(...)?" if cls is update else ""
+        if cls.__module__.startswith("torch.optim"):
+            hint = f"; did you mean wl.torch.Optim(torch.optim.{cls.__name__}, ...)?"
         raise UsageError(f"update= expects {_names()} or a wl.Updater, got {naming.describe(update)}{hint}")
     cls = type(update)
     for name, each in BUILT_IN.items():

@@ -7,11 +7,10 @@ are *state arrays*, one number per element, which the slot keeps for it.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from windlass.types import Array
 
 
 @dataclass(frozen=True)
-class Updater:
+class Updater(naming.Configured):
     """A rule for updating a value in place. Subclass it, name the state arrays it needs, and write `update`.
 
         @dataclass(frozen=True)
@@ -75,21 +74,6 @@ class Updater:
     def check_table(self, dtype: str, reducer: Reducer) -> None:
         """UsageError if this updater cannot be used on the rows of such a table."""
         self.check(dtype, reducer)
-
-    def config(self) -> dict[str, Any]:
-        """The plain values that `from_config` makes an equal updater of."""
-        cls, where = type(self), type(self).__name__
-        if "__dataclass_fields__" not in vars(cls) and ("__init__" in vars(cls) or inspect.get_annotations(cls)):
-            raise UsageError(f"{where} must be decorated with @dataclass(frozen=True): its fields are what travels")
-        return {each.name: naming.plain(getattr(self, each.name), f"{where}({each.name}=...)") for each in fields(self)}
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        try:
-            return cls(**config)
-        except TypeError as error:
-            allowed = ", ".join(each.name for each in fields(cls)) or "nothing"
-            raise UsageError(f"{cls.__name__} takes {allowed}; got {dict(config)}") from error
 
     def with_hyper(self, hyper: Mapping[str, float]) -> Self:
         """This updater with some numbers replaced, as `push(hyper={"lr": 0.1})` asks for one round."""
@@ -164,6 +148,14 @@ class Assign(Fused):
 
     def check(self, dtype: str, reducer: Reducer) -> None:
         """Any element type will do."""
+
+
+@dataclass(frozen=True)
+class AssignInStep(Assign):
+    """Assign, where every push says in its `hyper` how far its worker is: a round whose members differ is refused."""
+
+    step: int = 0
+    backwards: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,16 @@ pull cover it. For a pull after n own pushes, on every slot:
     Sequential   of every worker exactly the pushes up to n; of a departed one those up to n or to its *cut*, the same
                  cut in every pull, on every slot, and not before its last acknowledged push (where a server died in
                  the same run, each slot may have a cut of its own: docs/failure-model.md says when)
-    Bounded(d)   the first n - d of every live worker are in
+    Bounded(d)   the first n - d of every live worker are in that had begun on the key when the pull did
     not Seq.     what was acknowledged before the pull began is in
     a driver's   the value after one and the same round on every slot; what was acknowledged before is in
     a snapshot   the same, and on a sequential key it is the round that the saver was told
     final        everything acknowledged is in
 
 Of a table whose rows may go only this is judged: no bit twice, none that nobody pushed. What a push carries is what was
-sent with it: a mark that a filter keeps back belongs to the push that it is sent with.
+sent with it: a mark that a filter keeps back belongs to the push that it is sent with. A pull that names a list of ids
+which its server has lost is asked again; so on such a table, where there are no rounds, an *earlier* pull is one that
+was answered before the later one began.
 """
 
 from __future__ import annotations
@@ -25,12 +27,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from windlass.filters import IdCache
 from windlass.testing.history import NEWEST, History, KeyShape, Marks, Pulled, Pushed, WorkerLog
 from windlass.types import Array, Bounded, Sequential
 
 FINAL = "the final value"
 FAR = 1 << 60
 """A push that nobody makes."""
+_At = tuple[str, int, int]
+"""Puller, slot, worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +119,25 @@ class _KeyJudge:
     made: list[list[tuple[int, int, int, Marks | None, int, float]]] = field(init=False)
     """The same, as it is looked at for every slot of every pull: bit, lo, hi, marks, clock, invoked."""
     cuts: dict[tuple[int, int], _Cut] = field(default_factory=dict)  # of each worker; of one that may be torn, by slot
-    floors: dict[tuple[str, int, int], int] = field(default_factory=dict)  # (puller, slot, worker) -> seen before
+    floors: dict[_At, int] = field(default_factory=dict)  # what was seen before
+    late_floors: list[tuple[float, _At, int]] = field(default_factory=list)  # and from when on that counts
+    asks_again: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.pushes = [log.pushes(self.shape.name) for log in self.logs]
         self.made = [
             [(one.bit, one.lo, one.hi, one.marks, one.clock, one.invoked) for one in made] for made in self.pushes
         ]
+        names_lists = any(isinstance(one, IdCache) for one in self.shape.filters)
+        self.asks_again = names_lists and not isinstance(self.shape.consistency, Sequential)
 
     # --- one pull -----------------------------------------------------------------------------------------------------
 
     def pull(self, log: WorkerLog, pull: Pulled, number: int) -> None:
         where = f"call {number} (pull after {pull.clock} pushes)" if pull.clock != NEWEST else f"call {number} (read)"
         decoded = self._decode(log.name, where, pull, pull.responded)
+        if self.asks_again:
+            self._raise_floors(log.name, pull.invoked)
         if pull.clock == NEWEST:
             self._newest(log.name, where, decoded, pull)
             return
@@ -136,7 +147,7 @@ class _KeyJudge:
                 if one.first_out <= one.last_in:
                     self._order(log.name, where, slot, index, one)
                 if one.last_in or one.first_out < FAR:  # else it shows nothing of this worker
-                    self._monotonic(log.name, where, slot, index, one)
+                    self._monotonic(log.name, where, slot, index, one, pull)
                 if one.first_out <= pull.clock and self.logs[index] is log:
                     self._fail("own pushes", log.name, where, slot, f"own push {one.first_out} to be in", "it is not")
                 judge_one(log.name, where, slot, index, one, pull)
@@ -147,7 +158,7 @@ class _KeyJudge:
         for slot, seen in decoded:
             for index, one in enumerate(seen):
                 self._order(reader, where, slot, index, one)
-                self._monotonic(reader, where, slot, index, one)
+                self._monotonic(reader, where, slot, index, one, pull)
                 self._acked_before(reader, where, slot, index, one, pull)
                 if one.last_in > low:
                     low, low_by = one.last_in, slot
@@ -242,14 +253,26 @@ class _KeyJudge:
             expected = f"the pushes of {self.logs[index].name} without a gap"
             self._fail("order", puller, where, slot, expected, f"push {seen.last_in} but not {seen.first_out}")
 
-    def _monotonic(self, puller: str, where: str, slot: int, index: int, seen: _Seen) -> None:
+    def _monotonic(self, puller: str, where: str, slot: int, index: int, seen: _Seen, pull: Pulled) -> None:
         at = (puller, slot, index)
         floor = self.floors.get(at, 0)
         if seen.first_out <= floor:
             expected = f"push {floor} of {self.logs[index].name}, which an earlier pull has seen"
             self._fail("monotonic", puller, where, slot, expected, f"not even push {seen.first_out}")
-        if seen.last_in > floor:
+        if seen.last_in > floor and self.asks_again:
+            self.late_floors.append((pull.responded, at, seen.last_in))
+        elif seen.last_in > floor:
             self.floors[at] = seen.last_in
+
+    def _raise_floors(self, puller: str, now: float) -> None:
+        """What this one's pulls that were answered before now have seen counts from now on."""
+        still = []
+        for responded, at, last_in in self.late_floors:
+            if at[0] == puller and responded < now:
+                self.floors[at] = max(self.floors.get(at, 0), last_in)
+            else:
+                still.append((responded, at, last_in))
+        self.late_floors = still
 
     def _sequential(self, puller: str, where: str, slot: int, index: int, seen: _Seen, pull: Pulled) -> None:
         who, clock, got = self.logs[index], pull.clock, ""
@@ -287,7 +310,8 @@ class _KeyJudge:
             needed = pull.clock - policy.delay
             missing = min(seen.first_out, self._made(index, pull.responded) + 1)
             is_live = who.departed is None or who.departed > pull.responded
-            if missing <= needed and is_live and who.entered.get(pull.key, 0.0) < pull.invoked:
+            began = pull.invoked if pull.awaited_from is None else pull.awaited_from
+            if missing <= needed and is_live and who.entered.get(pull.key, 0.0) < began:
                 expected = f"the first {needed} pushes of {who.name}, delay is {policy.delay}"
                 self._fail("bounded", puller, where, slot, expected, f"no push {missing}")
         if seen.first_out < FAR:  # else there is none that it could miss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,6 +34,30 @@ class Failing(Updater):
 
     def update(self, value: Array, grad: Array, state: dict[str, Array], step: int) -> None:
         raise ArithmeticError("this updater always fails")
+
+
+class Mute(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise ArithmeticError
+
+
+@dataclass(frozen=True)
+class Rude(Updater):
+    """Adds, but ends in its own ways where the gradient is negative."""
+
+    def update(self, value: Array, grad: Array, state: dict[str, Array], step: int) -> None:
+        match grad[0]:
+            case -1:
+                sys.exit("this updater leaves")
+            case -2:
+                raise Mute
+            case -3:
+                raise FileNotFoundError(2, "not there", os.fsdecode(b"\xff.txt"))
+            case -4:
+                raise ValueError("so " * 1_000_000)
+        value += grad
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def draw_faults(rng: random.Random, limits: Limits) -> list[str]:
         "break": limits.breaks, "drop": limits.drops, "copy": limits.copies, "slow": limits.slows,
         "partition": limits.partitions, "crash": limits.departures, "zombie": limits.zombies, "join": limits.joins,
         "server": limits.crashes, "depose": limits.deposed, "add": limits.additions, "drain": limits.drains,
-        "manager": limits.restarts, "cut": limits.cuts,
+        "manager": limits.restarts, "cut": limits.cuts, "orphan": limits.orphans,
     }  # fmt: skip
     faults = [kind for kind, most in allowed.items() if most for _ in range(rng.randint(0, most))]
     rng.shuffle(faults)
@@ -238,6 +238,27 @@ def _crash(world: World) -> bool:
     return bool(may_go)
 
 
+def _orphan(world: World) -> bool:
+    """A server dies that is the only one to hold a part of a key, has not heard so, and is not the last of any other
+    chain. Nobody else is missing."""
+    net, servers = world.net, world.servers
+    members = [me for me in servers if me in world.manager.nodes]
+    there = [me for me in members if me not in net.dead | world.deposed | world.leaving]
+    if len(there) < 2 or any(me in net.dead | world.deposed for me in members):
+        return False
+    doubted = doubted_links(world)
+    alone: dict[Incarnation, set[bool]] = {me: set() for me in there}  # whether it holds the keys that only it may hold
+    for key in world.manager.chart.keys.values():
+        for first, *others in (joined(chain, doubted) for chain in (*key.chains, *key.targets.values()) if chain):
+            if not others and first in alone:
+                alone[first].add(key.is_placed or key.id in servers[first].keys)
+    may_go = [me for me in there if alone[me] == {False}]
+    if may_go:
+        crash_server(world, world.rng.choice(may_go))
+        net.shots.orphans += 1
+    return bool(may_go)
+
+
 def _depose(world: World) -> bool:
     """The manager takes a server for dead, because they cannot reach each other, or it is stopped."""
     may_go = may_lose(world)
@@ -292,6 +313,7 @@ FAULTS: dict[str, Callable[[World], bool]] = {
     "zombie": lambda world: _depart(world, "zombie"),
     "join": join,
     "server": _crash,
+    "orphan": _orphan,
     "depose": _depose,
     "add": add_server,
     "drain": _drain_server,

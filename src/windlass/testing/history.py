@@ -83,7 +83,8 @@ class Pushed:
 @dataclass(slots=True)
 class Pulled:
     """One pull that was answered: elements lo to hi, asked for after `clock` own pushes (deemed ones included),
-    or by a driver (NEWEST). Of a table: these `rows`, one after the other."""
+    or by a driver (NEWEST). Of a table: these `rows`, one after the other. A scan waits for nobody: it follows a pull
+    that did, which was `awaited_from` then."""
 
     key: str
     clock: int
@@ -93,6 +94,7 @@ class Pulled:
     invoked: float
     responded: float
     rows: tuple[int, ...] | None = None
+    awaited_from: float | None = None
 
 
 @dataclass(slots=True)

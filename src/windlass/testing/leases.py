@@ -124,10 +124,10 @@ class LeaseProgram(Program):
 
 def lease_problems(world: World, values: dict[str, Any]) -> list[str]:
     """What is wrong with the accounts of leased work; nothing, if all is well."""
-    wrong = [f"leases: {worker.log.name}: {worker.program.wrong}" for worker in world.workers.values()
-             if isinstance(worker.program, LeaseProgram) and worker.program.wrong]  # fmt: skip
-    if all(worker.log.departed is not None for worker in world.workers.values()):
-        return wrong  # nobody was left to do it
+    at_work = [(one.log, one.program) for one in world.workers.values() if isinstance(one.program, LeaseProgram)]
+    wrong = [f"leases: {log.name}: {program.wrong}" for log, program in at_work if program.wrong]
+    if all(log.departed is not None for log, _ in at_work):
+        return wrong  # nobody was left to do it; who reads or saves does none
     for shape in world.plan.keys:
         value = values.get(shape.name)
         if value is not None and not (value == 1).all():

@@ -41,6 +41,8 @@ class Limits:
     replicas: tuple[int, int] = (0, 2)
     crashes: int = 1
     """Servers that die. None that is the last of a chain."""
+    orphans: int = 0
+    """Servers that die before they hold a key that they alone were to hold a part of."""
     deposed: int = 1
     """Servers that the manager takes for dead while they live."""
     additions: int = 1

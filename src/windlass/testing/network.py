@@ -91,6 +91,7 @@ class Shots:
     joins: int = 0
     resends: int = 0
     crashes: int = 0
+    orphans: int = 0  # servers that died before they held what nobody else did
     deposed: int = 0
     additions: int = 0
     drains: int = 0

@@ -189,13 +189,14 @@ class Program:
                 calls = keys[other]
                 clock = max(issued[other], calls.key.since)
                 yield from self._maybe(self._pull(calls, clock, self._where(calls)))
+        awaited_from = self.now()
         for calls in keys:
             self._pull(calls, self.plan.clock, calls.whole())
         yield lambda: self.under_way == 0
         self._check()
         for calls in keys:
             if calls.shape.table is not None and rng.random() < 0.3:
-                yield from self._scan(calls)
+                yield from self._scan(calls, awaited_from)
 
     def _maybe(self, done: Condition) -> Iterator[Condition]:
         """Wait for a call, or leave it under way."""
@@ -255,12 +256,14 @@ class Program:
         pulling.op.reads_newest = clock == NEWEST
         return self._start(pulling.op, here, lost)
 
-    def _scan(self, calls: Calls) -> Iterator[Condition]:
-        """As a pull of all rows of a table, by pages, after everything else of this worker."""
+    def _scan(self, calls: Calls, awaited_from: float) -> Iterator[Condition]:
+        """As a pull of all rows of a table, by pages, after everything else of this worker; the last pull has waited
+        for the others."""
         shape, key, clock = calls.shape, calls.key, self.plan.clock
         value = np.zeros((shape.num_slots, shape.slot_size), np.float32)
         at = len(self.log.events)
-        pulled = Pulled(shape.name, clock, 0, 0, value, self.now(), 0.0, tuple(range(shape.num_slots)))
+        rows = tuple(range(shape.num_slots))
+        pulled = Pulled(shape.name, clock, 0, 0, value, self.now(), 0.0, rows, awaited_from)
         self.log.events.append(pulled)
         for slot in range(key.num_slots):
             after: int | None = None

@@ -98,13 +98,13 @@ def final_values(world: World) -> dict[str, Array]:
 
 
 def _chains(world: World, name: str) -> tuple[Chain, ...]:
-    placed = world.manager._keys.get(("", name))
+    placed = world.manager.keys.find(name)
     return tuple(placed.charted.chains) if placed is not None else ()
 
 
 def _held(world: World, name: str, number: int, me: Incarnation) -> AnyShard | None:
-    placed = world.manager._keys[("", name)]
-    held = world.servers[me].keys.get(placed.id)
+    placed = world.manager.keys.find(name)
+    held = world.servers[me].keys.get(placed.id) if placed is not None else None
     return held.shards.get(number) if held is not None else None
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -46,18 +46,27 @@ def residual_problems(world: World) -> list[str]:
     wrong: list[str] = []
     for saved in saver.residuals if isinstance(saver, Saver) else ():
         for rank, kept in saved.by_rank.items():
+            seated = [worker.program for worker in world.workers.values() if worker.state.rank == rank]
             books = [
-                (calls.book, calls.key.since)
-                for worker in world.workers.values() if worker.state.rank == rank
-                for calls in worker.program.keys if calls.shape.name == saved.key and calls.book is not None
+                next(((calls.book.kept, calls.key.since) for calls in program.keys
+                      if calls.shape.name == saved.key and calls.book is not None), None)
+                for program in seated
             ]  # fmt: skip
-            had = [book.kept if saved.round < 0 else book.kept[saved.round - since :][:1]
-                   for book, since in books if saved.round < 0 or saved.round >= since]  # fmt: skip
-            if not any(np.array_equal(kept, one) for some in had for one in some):
+            if not any(had_kept(kept, saved.round, book) for book in books):
                 when = f"after round {saved.round}" if saved.round >= 0 else "at any moment"
                 wrong.append(f"saved residual: '{saved.key}', rank {rank}: not what it had kept back {when}")
         world.net.shots.saved_residuals += len(saved.by_rank)
     return wrong
+
+
+def had_kept(kept: Array, round: int, book: tuple[Sequence[Array], int] | None) -> bool:
+    """Whether a worker had kept back just this after a round (-1: at any moment). `book` is what it had kept back when
+    it began on the key and after each of its pushes, and the round after which it began; None: it never did. Before
+    that it had kept back nothing."""
+    if book is None or 0 <= round < book[1]:
+        return not kept.any()
+    had, since = book
+    return any(np.array_equal(kept, one) for one in (had if round < 0 else had[round - since :][:1]))
 
 
 @dataclass(slots=True)

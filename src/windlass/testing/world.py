@@ -28,13 +28,14 @@ from windlass.testing.shapes import ID_LIST_BYTES
 from windlass.testing.story import event_text
 from windlass.testing.walls import Wall, heal, let_pass, outlast
 from windlass.types import MANAGER, Incarnation, KeyId, Role
+from windlass.worker.links import GIVE_UP_SECONDS, REDIAL_SECONDS
 from windlass.worker.ops import Op, Request
-from windlass.worker.state import ASK_AGAIN_SECONDS, GIVE_UP_SECONDS, REDIAL_SECONDS, Call, Submit, WorkerState
+from windlass.worker.state import ASK_AGAIN_SECONDS, Call, Submit, WorkerState
 
 FIRST_WORKER = 10
 READER = Incarnation(99)
 SAVER = Incarnation(98)
-MAX_STEPS = 20_000
+MAX_STEPS = 100_000
 MAX_PAUSES = 60
 LEASE_SECONDS = 3.0
 
@@ -353,8 +354,12 @@ class World:
         state = self.workers[me].state
         if not state.requests or state.is_linked(MANAGER) or MANAGER in self.net.dead:
             return False
-        dials = self.net.box(me, "dial").events
-        return self.net.is_open(me, MANAGER) or any(isinstance(one, Dial) and one.peer == MANAGER for one in dials)
+        dials, heard = self.net.box(me, "dial").events, self.net.links[MANAGER, me].events
+        return (
+            self.net.is_open(me, MANAGER)
+            or any(isinstance(one, Dial) and one.peer == MANAGER for one in dials)
+            or any(isinstance(one, LinkDown) for one in heard)  # who it dialled had died: it dials anew
+        )
 
     def _count_out(self) -> None:
         """The manager is back. Members that were too slow to come have been declared gone, and live."""
@@ -439,7 +444,7 @@ class World:
     def _count_heads(self) -> None:
         """Note whether a shard of a table has got another head, and why."""
         shots, gone = self.net.shots, self.net.dead | self.deposed
-        for key in self.manager._keys.values():
+        for key in self.manager.keys:
             if key.spec.table is None:
                 continue
             for number, chain in enumerate(key.charted.chains):

@@ -20,8 +20,7 @@ import torch
 
 from windlass.errors import TimeoutError, UsageError
 from windlass.torch.buckets import Parameter
-from windlass.types import Array, Incarnation, Sequential
-from windlass.worker.declaring import RESERVED
+from windlass.types import RESERVED, Array, Incarnation, Sequential
 from windlass.worker.store import Store
 
 MODEL = f"{RESERVED}model-"
@@ -51,6 +50,11 @@ class Begun(msgspec.Struct, frozen=True):
     @property
     def numbers(self) -> list[int]:
         return [number for number, takes in enumerate(self.takes_part) if takes]
+
+
+# Made here, by one thread: where two are the first to decode a type at the same time, msgspec crashes.
+_terms_decoder = msgspec.msgpack.Decoder(Terms)
+_begun_decoder = msgspec.msgpack.Decoder(Begun)
 
 
 @dataclass(slots=True)
@@ -83,7 +87,7 @@ class Charter:
         for _ in self._polls(f"{what}: the lowest rank has not made it"):
             found = self._read(self._terms)
             if found is not None:
-                terms = msgspec.msgpack.decode(found.tobytes(), type=Terms)
+                terms = _terms_decoder.decode(found.tobytes())
                 # One that somebody made who left before we came is of another job, unless we are to go on with that.
                 if state.is_late or terms.maker in state.nodes or terms.maker in state.departed:
                     return terms
@@ -205,4 +209,4 @@ def _encoded(begun: Begun) -> bytes:
 
 def _decoded(found: Array) -> Begun:
     said = found.tobytes()
-    return msgspec.msgpack.decode(said[4 : 4 + int.from_bytes(said[:4], "little")], type=Begun)
+    return _begun_decoder.decode(said[4 : 4 + int.from_bytes(said[:4], "little")])

@@ -22,6 +22,9 @@ class Lane:
 
     `stage` takes a gradient; when it says that the bucket is full, `send` starts it on its way and `take` waits for
     what the store makes of it. Not thread-safe.
+
+    Where it `gives_views`, a gradient that was copied becomes a view of the buffer, and what autograd then adds to it
+    is not copied any more. The buffer is the store's from `send` to `take`.
     """
 
     def __init__(self, store: Store, key: str, bucket: Bucket, tensors: Sequence[torch.Tensor]) -> None:
@@ -29,9 +32,11 @@ class Lane:
         self.tensors = {number: tensors[number] for number in bucket.members}
         self.task: Task | None = None
         self.hyper: dict[str, float] | None = None  # what it was sent with
+        self.gives_views = False
         self._store = store
         self._staged: dict[int, tuple[torch.Tensor, int]] = {}  # the gradient, and its version when it was staged
         self._buffer: torch.Tensor | None = None
+        self._other: torch.Tensor | None = None  # where the value lands, if by turns in the key's two buffers
         self._views: dict[int, torch.Tensor] = {}
 
     def declare(
@@ -54,9 +59,14 @@ class Lane:
             priority=self.bucket.priority,
             gives=gives,
         )
-        self._buffer = self._store.buffer(self.key)
-        for number, flat in self._cut(self._buffer):
-            self._views[number] = flat
+        self._use(self._store.buffer(self.key))
+
+    def land_in_buffers(self) -> None:
+        """From now on the value lands in the key's other buffer, from which the next gradients then leave."""
+        self._other = self._store.buffer(self.key)
+
+    def _use(self, buffer: torch.Tensor) -> None:
+        self._buffer, self._views = buffer, dict(self._cut(buffer))
 
     def _cut(self, flat: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
         """The parameters' parts of a flat bucket, in their shapes."""
@@ -74,10 +84,14 @@ class Lane:
         return number in self._staged
 
     def stage(self, number: int) -> bool:
-        """Copy a parameter's gradient into the buffer; whether the bucket is full now."""
-        grad = self.tensors[number].grad
+        """Copy a parameter's gradient into the buffer, unless it is there; whether the bucket is full now."""
+        grad, view = self.tensors[number].grad, self._views[number]
         assert grad is not None
-        copy_gradient(self._views[number], grad)
+        if not (self.gives_views and _is_at(grad, view)):
+            copy_gradient(view, grad)
+            if self.gives_views and grad.device.type == "cpu" and not grad.requires_grad:
+                # By `.data`, because views would share one version counter.
+                grad = self.tensors[number].grad = view.data
         self._staged[number] = (grad, grad._version)
         return len(self._staged) == len(self.bucket.members)
 
@@ -100,7 +114,9 @@ class Lane:
         self.hyper = hyper
         begun = None if is_skipped else self._store.begun_batches or None
         if self._staged:
-            self.task = self._store.pushpull(self.key, self._buffer, hyper=hyper, wait=False, completes=begun)
+            self.task = self._store.pushpull(
+                self.key, self._buffer, hyper=hyper, out=self._other, wait=False, completes=begun
+            )
         else:  # nothing to contribute; the round still needs a word from every member
             assert self._buffer is not None
             self._store.push(self.key, self._buffer[:0], range=(0, 0), hyper=hyper, completes=begun)
@@ -128,12 +144,20 @@ class Lane:
         assert self.task is not None
         flat = self.task.wait()
         self.task = None
+        if self._other is not None:
+            assert self._buffer is not None
+            self._other = self._buffer
+            self._use(flat)
         self._staged.clear()
         return self._cut(flat)
 
     def drop(self) -> None:
         """Forget what was staged and not sent."""
         self._staged.clear()
+
+
+def _is_at(grad: torch.Tensor, view: torch.Tensor) -> bool:
+    return grad.data_ptr() == view.data_ptr() and grad.stride() == view.stride()
 
 
 def copy_gradient(into: torch.Tensor, grad: torch.Tensor) -> None:

@@ -79,6 +79,10 @@ def _same_gradients(one: Sequence[str], rank: int, other: Sequence[str], other_r
 
 BACKWARD, STEP = "ended a backward()", "calls step()"
 NORM_TOLERANCE = 0.01
+EQUALLY_OFTEN = (
+    "Let all workers run backward() equally often before a step, or all but the last time inside "
+    "`with optimizer.no_sync():` (of a wrapped model: `model.no_sync()`)"
+)
 
 
 def same_call(store: Store, what: str, norm: float = 0.0) -> None:
@@ -87,10 +91,7 @@ def same_call(store: Store, what: str, norm: float = 0.0) -> None:
     (first, first_norm), *others = gather(store, (what, norm))
     for rank, (other, other_norm) in enumerate(others, start=1):
         if other != first:
-            raise UsageError(
-                f"worker-0 {first} where worker-{rank} {other}: let all workers run backward() equally often before a "
-                "step, or all but the last inside `with optimizer.no_sync():`"
-            )
+            raise UsageError(f"worker-0 {first} where worker-{rank} {other}. {EQUALLY_OFTEN}")
         if abs(other_norm - first_norm) > NORM_TOLERANCE * max(abs(first_norm), abs(other_norm)):
             raise UsageError(
                 f"at step() the averaged gradients have norm {first_norm:.6g} in worker-0 and {other_norm:.6g} in "

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from windlass.errors import UsageError
+from windlass.errors import UsageError, in_words
 from windlass.store import naming
 from windlass.store.updater import Updater, check_hyper, is_number
 from windlass.types import Array
@@ -129,7 +129,7 @@ def _check_elementwise(optim: Optim) -> None:
         whole, parts = run(0, 6), np.concatenate([run(0, 2), run(2, 6)])
     except Exception as error:
         raise UsageError(
-            f"{name} cannot step a vector on its own: {type(error).__name__}: {error}; "
+            f"{name} cannot step a vector on its own: {in_words(error)}; "
             "check its arguments, and that it is an element-wise optimizer"
         ) from error
     if not np.allclose(whole, parts, rtol=1e-5):

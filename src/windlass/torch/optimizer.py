@@ -40,6 +40,9 @@ class Optimizer(torch.optim.Optimizer):
     keys; without one it is "optimizer", then "optimizer-2" and so on, in the order in which they are made. A second of
     the same `name` takes over from the first. `overlap=False` lets nothing leave before backward ends.
     `find_unused_parameters=True` is for forwards that leave parameters out; each parameter is then its own key.
+    With `gradient_as_bucket_view=True` gradients are, from the third step on at the latest, views of memory that the
+    servers read: they are not there twice, and what `zero_grad(set_to_none=False)` keeps and backward adds to is not
+    copied. What is kept of a gradient over a step must then be a copy.
     Raises UsageError, naming worker and parameter, where the workers differ. Not thread-safe.
     """
 
@@ -54,6 +57,7 @@ class Optimizer(torch.optim.Optimizer):
         bucket_bytes: int = BUCKET_BYTES,
         overlap: bool = True,
         find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = False,
     ) -> None:
         _check(optimizer, mode)
         store = store_for(store, "wl.torch.Optimizer(optimizer{})")
@@ -66,7 +70,7 @@ class Optimizer(torch.optim.Optimizer):
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.mode = mode
         self._inner = optimizer
-        options = TrainingOptions(name or "", bucket_bytes, overlap, find_unused_parameters)
+        options = TrainingOptions(name or "", bucket_bytes, overlap, find_unused_parameters, gradient_as_bucket_view)
         frozen = [t for group in optimizer.param_groups for t in group["params"] if not t.requires_grad]
         self._model = SharedModel(
             store,
@@ -85,7 +89,7 @@ class Optimizer(torch.optim.Optimizer):
             self._backward = self._serving.backward
             store._leased.refreshers.add(self._serving)
         else:
-            self._averaging = Averaging(self._model, compares=True)
+            self._averaging = Averaging(self._model, compares=True, gives_views=gradient_as_bucket_view)
             averaging = self._averaging
             self._backward = Backward(self._model.tensors, averaging.on_gradient, averaging.finish_backward)
         self._model.backward = self._backward
@@ -203,10 +207,13 @@ class Optimizer(torch.optim.Optimizer):
                     )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's. UsageError if a backward failed after part of the gradients had left."""
+        """As torch's. UsageError if a backward failed after part of the gradients had left; or, where gradients are
+        views, before the step() for which they left."""
         averaging = self._averaging if self._serving is None else self._serving.averaging
         if averaging is not None:
             averaging.check_complete()
+        if self._serving is not None:
+            self._serving.check_may_write()
         super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:

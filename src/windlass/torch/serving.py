@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from enum import Enum
 
-import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
@@ -27,8 +26,9 @@ from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
 from windlass.torch.charter import Begun
 from windlass.torch.lane import Lane
-from windlass.torch.meeting import forget, gather, same_part
+from windlass.torch.meeting import gather, same_part
 from windlass.torch.rules import rule_of
+from windlass.torch.seats import Seats
 from windlass.torch.shared_model import Lanes, SharedModel, late
 from windlass.types import Sequential
 
@@ -58,7 +58,6 @@ class Serving:
         self._passes: list[int] | None = None  # how often each gradient is accumulated before it leaves
         self._is_touched_before = False
         self._is_alone = self._is_summed = False
-        self._seats = model.store._client.state.num_founders
         # What the optimizer has gathered so far, or load_state_dict gave, until there are keys for it:
         self._loaded: state.State = {
             number: dict(optimizer.state[tensor])
@@ -69,7 +68,7 @@ class Serving:
         self._aside: state.State = {}  # what was loaded for parameters that take no part
         # As they were at the end of the first backward:
         self._hypers: list[dict[str, float] | None] = []
-        self._seen: list[tuple[torch.Tensor | None, torch.Tensor | None]] = []  # the gradient, and a copy of it
+        self._seen: list[torch.Tensor | None] = []  # copies of the gradients
         self._marks: list[tuple[torch.Tensor | None, int]] = []  # the gradient, and its version
         if model.begun is not None:
             self._join(model.begun)
@@ -121,13 +120,20 @@ class Serving:
             self.averaging.finish_backward()
         if self.plan is Plan.FIRST:
             self._hypers = self._all_hypers()
-            grads = [tensor.grad for tensor in self._model.tensors]
-            self._seen = [(grad, None if grad is None else grad.detach().clone()) for grad in grads]
+            self._marks = self._marked()
+            self._seen = [None if grad is None else grad.detach().clone() for grad, _ in self._marks]
         elif self._is_alone and self.plan is Plan.AT_STEP:
-            self._marks = [(grad, -1 if grad is None else grad._version) for grad in self._grads()]
+            self._marks = self._marked()
 
-    def _grads(self) -> list[torch.Tensor | None]:
-        return [tensor.grad for tensor in self._model.tensors]
+    def _marked(self) -> list[tuple[torch.Tensor | None, int]]:
+        grads = [tensor.grad for tensor in self._model.tensors]
+        return [(grad, -1 if grad is None else grad._version) for grad in grads]
+
+    def _is_as_marked(self) -> bool:
+        """Whether gradients are the same tensors as at the end of backward, and nothing was written to them, were it
+        the same values: clipping that changes nothing now may change something later."""
+        marks = zip(self._marked(), self._marks, strict=True)
+        return all(one is two and version == before for (one, version), (two, before) in marks)
 
     def _look_for_work(self) -> None:
         """From the first batch of leased work on, this worker chooses alone."""
@@ -139,12 +145,11 @@ class Serving:
         return self._is_changed() or self._hypers != self._all_hypers()
 
     def _is_changed(self) -> bool:
-        grads = self._grads()
-        is_same = len(self._seen) == len(grads) and all(
-            grad is seen and (grad is None or copy is None or torch.equal(grad, copy))
-            for grad, (seen, copy) in zip(grads, self._seen, strict=True)
-        )
-        self._seen = []
+        is_same = len(self._seen) == len(self._model.tensors) and self._is_as_marked()
+        if is_same:  # as far as that shows: what was written through `.data` shows in the copies alone
+            pairs = zip(self._marks, self._seen, strict=True)
+            is_same = all(grad is None or copy is None or torch.equal(grad, copy) for (grad, _), copy in pairs)
+        self._seen, self._marks = [], []
         return not is_same
 
     def _hyper(self, group: int) -> dict[str, float] | None:
@@ -188,11 +193,8 @@ class Serving:
                 )
             self._step_averaged()
         else:
-            if self._is_alone and not is_touched and self._marks:
-                grads = self._grads()
-                marks = [(grad, -1 if grad is None else grad._version) for grad in grads]
-                if any(one is not two or n != k for (one, n), (two, k) in zip(marks, self._marks, strict=True)):
-                    self._refuse_change()
+            if self._is_alone and not is_touched and self._marks and not self._is_as_marked():
+                self._refuse_change()
             self._send_rest()
         assert self.lanes is not None
         for lane in self.lanes:
@@ -257,14 +259,30 @@ class Serving:
         if any(gather(self._model.store, is_touched)):
             self.plan = Plan.AVERAGED if self.averaging is not None else Plan.AT_STEP
             if self.averaging is not None:
-                seats = f"{self._model.options.name}/seats"
-                forget(self._model.store, seats)
-                self._model.keys.add(seats)
-                self._model.store.create(seats, np.zeros(self._seats, np.int32), consistency=Sequential())
-            return
-        self.plan = Plan.EARLY
-        if self.averaging is not None:
-            self.averaging.forget()
+                self.averaging.seats = Seats(self._model, self._model.store._client.state.num_founders)
+                if self._model.options.gradient_as_bucket_view:
+                    self.averaging.give_views()
+        else:
+            self.plan = Plan.EARLY
+            if self.averaging is not None:
+                self.averaging.forget()
+        self._give_views()
+
+    def _give_views(self) -> None:
+        """The plan is chosen. What is averaged first is a view of where that is done."""
+        assert self.lanes is not None
+        for lane in self.lanes:
+            lane.gives_views = self._model.options.gradient_as_bucket_view and self.plan is not Plan.AVERAGED
+
+    def check_may_write(self) -> None:
+        """UsageError if gradients are views of what the servers may be reading."""
+        for lane in self.lanes or ():
+            if lane.gives_views and lane.task is not None:
+                raise UsageError(
+                    f"{self._model.who}: zero_grad() between backward() and step(): the gradient of "
+                    f"'{self._model.names[lane.bucket.members[0]]}' had left, and with gradient_as_bucket_view=True it "
+                    "would be changed under way. Call step() first, or run that backward() inside no_sync()"
+                )
 
     # --- alone ------------------------------------------------------------------------------------------------------
 
@@ -283,6 +301,7 @@ class Serving:
             is_alike = self._passes == self.backward.passes and not self._is_summed
             is_untouched = is_alike and not (is_touched or self._is_touched_before)
             self.plan = Plan.EARLY if is_untouched else Plan.AT_STEP
+            self._give_views()
         self._send_rest()
 
     def _begin_alone(self) -> None:
@@ -393,21 +412,12 @@ class Serving:
         if self._must_average():
             self.averaging.finish()
         self.averaging.reset()
-        place, count = self._seat()
+        place, count = self.averaging.take_seat()
         for lane in self.lanes:
             self._stage_all(lane)
             size = 0 if lane.missing else lane.bucket.size
             span = (size * place // count, size * (place + 1) // count)
             lane.send_share(span, count, self._hyper(lane.bucket.group))
-
-    def _seat(self) -> tuple[int, int]:
-        """This worker's place among those who take this step, and how many they are. By a round of its own: a worker
-        may have left, of which another does not know yet, and shares must fit together."""
-        store = self._model.store
-        here = np.zeros(self._seats, np.int32)
-        here[store.rank] = 1
-        taken = np.flatnonzero(store.pushpull(f"{self._model.options.name}/seats", here)).tolist()
-        return taken.index(store.rank), len(taken)
 
     def _must_average(self) -> bool:
         """Whether the last backward was not told to, or gradients were made by hand."""

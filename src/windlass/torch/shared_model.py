@@ -30,6 +30,7 @@ class TrainingOptions:
     bucket_bytes: int = BUCKET_BYTES
     overlap: bool = True
     find_unused_parameters: bool = False
+    gradient_as_bucket_view: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.bucket_bytes, int) or self.bucket_bytes < 0:
@@ -209,10 +210,10 @@ class Lanes:
         return lane if lane.stage(number) else None
 
     def check_full(self, lane: Lane) -> None:
-        """UsageError if the lane misses a gradient that it had in the first step."""
-        missing = lane.missing
-        if missing and not self._model.options.find_unused_parameters:
-            model = self._model
+        """UsageError if the lane misses a gradient that it had in the first step, and there is none to stage."""
+        model = self._model
+        missing = [number for number in lane.missing if model.tensors[number].grad is None]
+        if missing and not model.options.find_unused_parameters:
             raise UsageError(
                 f"{model.who}: '{model.names[missing[0]]}' got no gradient in this step, and had one in the first; if "
                 "forward may leave parameters out, pass find_unused_parameters=True"

@@ -26,14 +26,16 @@ def wrap(
     name: str | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     find_unused_parameters: bool = False,
+    gradient_as_bucket_view: bool = False,
 ) -> Wrapped:
     """The model, data parallel: after `backward()` every parameter's gradient is the mean over all workers, and any
     torch optimizer steps on it, in every worker alike. Parameters and buffers begin as rank 0's.
 
     Every worker calls it, with the same model. Without a store it joins the cluster that this process was started in
     (`wl.connect()`). `name` begins the names of the keys; without one it is "model", then "model-2" and so on.
+    With `gradient_as_bucket_view=True` gradients are views of memory that the servers read: see `wl.torch.Optimizer`.
     """
-    options = TrainingOptions(name or "", bucket_bytes, True, find_unused_parameters)
+    options = TrainingOptions(name or "", bucket_bytes, True, find_unused_parameters, gradient_as_bucket_view)
     return Wrapped(model, store_for(store, "wl.torch.wrap(model{})"), options)
 
 
@@ -54,7 +56,7 @@ class Wrapped(nn.Module):
         self._shared = SharedModel(store, named, options, default="model", mode="wrap")
         frozen = [tensor for tensor in model.parameters() if not tensor.requires_grad]
         self._shared.share([*frozen, *(each for each in model.buffers() if each.numel())])
-        self._averaging = Averaging(self._shared)
+        self._averaging = Averaging(self._shared, gives_views=options.gradient_as_bucket_view)
         self._backward = Backward(self._shared.tensors, self._averaging.on_gradient, self._averaging.finish)
         self._shared.backward = self._backward
 

@@ -19,6 +19,9 @@ from windlass.trace.spans import IN_FLIGHT, Batch, Category, Header, Span
 
 NS_PER_MS = 1e6
 
+_header_decoder = msgspec.msgpack.Decoder(Header)
+_batch_decoder = msgspec.msgpack.Decoder(Batch)
+
 
 class Record:
     """What one node has left behind. `header` is None if it never began."""
@@ -30,7 +33,7 @@ class Record:
         self._file = file
         frames = self._frames()
         first = next(frames, None)
-        self.header = msgspec.msgpack.decode(first, type=Header) if first is not None else None
+        self.header = _header_decoder.decode(first) if first is not None else None
 
     @property
     def is_server(self) -> bool:
@@ -38,13 +41,12 @@ class Record:
 
     def spans(self) -> list[Span]:
         """Every span that was written, in the order they began."""
-        decoder = msgspec.msgpack.Decoder(Batch)
         found: list[Span] = []
         self.dropped = 0
         frames = self._frames()
         next(frames, None)
         for frame in frames:
-            batch = decoder.decode(frame)
+            batch = _batch_decoder.decode(frame)
             found += batch.spans
             self.dropped += batch.dropped
         found.sort(key=lambda span: (span.began_ns, -span.ended_ns))

@@ -114,7 +114,7 @@ def numbers_of(hyper: object) -> dict[str, float]:
     if isinstance(hyper, Mapping):
         try:
             return {str(name): float(number) for name, number in hyper.items()}
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             pass
     raise UsageError(f"hyper expects a mapping of names to numbers, got {hyper!r:.60}")
 
@@ -128,7 +128,7 @@ def outs_of(out: Any, names: list[str]) -> list[Any]:
 
 
 def check_declaration(key: str, update: object, policy: Consistency, deterministic: bool) -> None:
-    if not isinstance(key, str) or not key or len(key.encode()) > MAX_NAME_BYTES:
+    if not isinstance(key, str) or not 0 < _num_bytes(key) <= MAX_NAME_BYTES:
         raise UsageError(f"a key is a string of 1 to {MAX_NAME_BYTES} bytes, got {key!r:.60}")
     check_consistency(policy)
     if isinstance(policy, Sequential):
@@ -137,3 +137,11 @@ def check_declaration(key: str, update: object, policy: Consistency, determinist
         raise UsageError(f"'{key}': deterministic=True expects Sequential(), got {policy}")
     if update == "assign":
         raise UsageError(f"'{key}': update='assign' expects Sequential(), got {policy}; use 'merge' or an updater")
+
+
+def _num_bytes(name: str) -> int:
+    """How long a name is when it is sent. One with half a surrogate in it, as that of a file may have, cannot be."""
+    try:
+        return len(name.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"a key is a string that can be written in UTF-8, got {name!r:.60}") from None

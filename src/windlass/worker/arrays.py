@@ -8,6 +8,8 @@ caller has imported them already.
 from __future__ import annotations
 
 import ctypes
+import math
+import os
 import sys
 from typing import Any
 
@@ -26,6 +28,18 @@ class Like(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
 
+MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_size(like: Like, what: str) -> None:
+    """UsageError where this machine, on which all servers are, cannot hold so much: a view may be far larger than the
+    memory it shows, and what is too large for all is better refused than begun."""
+    nbytes = math.prod(like.shape) * STORAGE[like.dtype].itemsize
+    if nbytes > MACHINE_BYTES:
+        has = f"this machine has {MACHINE_BYTES / 2**30:,.1f} GiB of memory"
+        raise UsageError(f"{what}: {like.dtype} of shape {like.shape} is {nbytes / 2**30:,.1f} GiB, and {has}")
+
+
 def look(value: Any, what: str) -> tuple[Like, Array]:
     """Describe a caller's array and give its elements as a flat, contiguous array of the storage dtype. The result
     shares the caller's memory where it can; a non-contiguous array is gathered into a new one."""
@@ -39,13 +53,14 @@ def look(value: Any, what: str) -> tuple[Like, Array]:
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.Array):
         dtype = str(value.dtype)
+        like = Like("jax", _known(dtype, what), tuple(value.shape))
         host = np.asarray(value) if dtype == "bfloat16" else np.from_dlpack(value)
-        return Like("jax", _known(dtype, what), tuple(value.shape)), _flat(host, dtype)
+        return like, _flat(host, dtype)
     array = np.asarray(value)
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    dtype = _known(str(array.dtype), what)
-    return Like("numpy", dtype, array.shape), _flat(array, dtype)
+    dtype = _known(str(array.dtype.newbyteorder("=")), what)
+    like = Like("numpy", dtype, array.shape)
+    check_size(like, what)
+    return like, _flat(array.astype(array.dtype.newbyteorder("="), copy=False), dtype)
 
 
 _NAMES = {dtype: name for name, dtype in STORAGE.items() if name != "bfloat16"}
@@ -59,14 +74,15 @@ def _look_torch(torch: Any, value: Any, what: str) -> tuple[Like, Array]:
     if value.layout is not torch.strided:
         raise UsageError(f"{what}: expected a dense tensor, got layout {value.layout}")
     dtype = _known(str(value.dtype).removeprefix("torch."), what)
-    shape = tuple(value.shape)
+    like = Like("torch", dtype, tuple(value.shape))
+    check_size(like, what)
     tensor = value.detach()
     if tensor.device.type != "cpu":
         tensor = tensor.cpu()
     tensor = tensor.contiguous().view(-1)
     if dtype == "bfloat16":
         tensor = tensor.view(torch.int16)
-    return Like("torch", dtype, shape), tensor.numpy().view(STORAGE[dtype])
+    return like, tensor.numpy().view(STORAGE[dtype])
 
 
 def _known(dtype: str, what: str) -> str:
@@ -142,11 +158,15 @@ def _by_address(flat: Array) -> Array:
     return made
 
 
-def is_finite(flat: Array, dtype: str) -> bool:
-    """Whether no element is NaN or infinite; integers always are."""
+def find_not_finite(flat: Array, dtype: str) -> int | None:
+    """Where the first element is that is NaN or infinite; None if none is, as no integer can be."""
     if dtype == "bfloat16":
-        return not bool(((flat & 0x7F80) == 0x7F80).any())
-    return flat.dtype.kind != "f" or bool(np.isfinite(flat).all())
+        is_finite = (flat & 0x7F80) != 0x7F80
+    elif flat.dtype.kind == "f":
+        is_finite = np.isfinite(flat)
+    else:
+        return None
+    return None if is_finite.all() else int(is_finite.argmin())
 
 
 def as_bytes(flat: Array) -> Bytes:

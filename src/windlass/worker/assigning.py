@@ -26,7 +26,7 @@ class Assigns(Store):
         to repeat: a ClusterError, where a server is lost in the middle of it, asks for that.
 
         Of a table, set a row for each of `ids`, which are all different; rows that are not there are made. Where the
-        table would outgrow `max_bytes` it is a UsageError; then some of its shards may have taken their part.
+        table would outgrow `max_bytes` it is a UsageError, and no row has changed.
         """
         with self._client.writing:
             self._assign(key, value, ids, range)
@@ -72,6 +72,7 @@ class Assigns(Store):
             self._send_rows(entry, pieces, packing, number)
         except UsageError:  # every server has answered; after any other failure this memory may still be read
             self._free(packing.owned)
+            self._drop_write(entry)
             raise
         self._free(packing.owned)
 
@@ -84,6 +85,17 @@ class Assigns(Store):
                 write = partial(m.Write, key=entry.key.id, shard=shard, pieces=some, write=number)
                 what = f"assign('{entry.name}')"
                 self._client.request((entry.key, shard), lambda n, write=write: write(request=n), what, data=data)  # type: ignore[misc]
+
+    def _drop_write(self, entry: TableEntry) -> None:
+        """A shard has no room for its part: what the others keep ready, and have set room aside for, is replaced by
+        nothing."""
+        write = partial(m.Write, key=entry.key.id, pieces=(), write=next(self._client.write_numbers))
+        for shard in entry.key.whole:
+            self._client.request(
+                (entry.key, shard),
+                lambda n, shard=shard: write(request=n, shard=shard),  # type: ignore[misc]
+                f"assign('{entry.name}')",
+            )
 
     def _free(self, blocks: list[Block]) -> None:
         for block in blocks:

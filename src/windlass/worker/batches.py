@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from windlass._wire import messages as m
 from windlass.errors import UsageError
-from windlass.types import MANAGER, Array, Bounded, Lease, Sequential
-from windlass.worker.declaring import RESERVED
+from windlass.types import MANAGER, RESERVED, Array, Bounded, Lease, Sequential
 from windlass.worker.task import Task
 
 if TYPE_CHECKING:

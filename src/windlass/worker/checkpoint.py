@@ -26,7 +26,7 @@ from windlass._wire.effects import Send
 from windlass.checkpoint import AfterRound, Moment, Reader, SavedSlot, WhenAsked, Writer
 from windlass.errors import ClusterError, TimeoutError, UsageError
 from windlass.store.parts import cut_arrays
-from windlass.types import MANAGER, Block, Bytes, Generation, KeyId, Role
+from windlass.types import MANAGER, RESERVED, Block, Bytes, Generation, KeyId, Role
 from windlass.worker.batches import OF_RUN
 from windlass.worker.client import Answer, Client
 from windlass.worker.ops import KeyInfo, Request
@@ -36,9 +36,8 @@ __all__ = ["SavedSlot", "Saver", "load", "read_slots", "write_slots"]
 
 log = logging.getLogger("windlass")
 
-RESERVED = "windlass/"
 KEPT_BYTES = 64 << 20
-REST_FACTOR = 12.0
+REST_FACTOR = 16.0
 MAX_REST_SECONDS = 0.25
 BUSY_SECONDS = 2.0
 """If somebody has pushed within that time, a saver rests for so many times as long as it has read and handed on, up to

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from windlass.types import MANAGER, Bytes, Generation, Incarnation
 from windlass.worker.ops import KeyInfo, Op, Request
 from windlass.worker.shield import Shield, let_in
 from windlass.worker.state import Call, Submit, WorkerState
-from windlass.worker.task import in_words
+from windlass.worker.task import Task, in_words
 from windlass.worker.turn import Turn
 
 log = logging.getLogger("windlass")
@@ -37,6 +37,10 @@ IDLE_SECONDS = 0.25
 
 EXPLAIN_SECONDS = 0.5
 """How long to ask the servers for the reason before a wait that is over says what it knows."""
+
+MAKING_SECONDS = 60.0
+"""For so long a wait gives no warning while servers make room for keys: on a new install that means to compile, and a
+line of the log says so."""
 
 
 class Waitable(Protocol):
@@ -73,7 +77,7 @@ class Client:
         self.snapshot_numbers = itertools.count(1)  # a saver never uses one twice
         self.write_numbers = itertools.count(1)  # nor does one who assigns
         self.writing = threading.Lock()  # a server keeps one write of each driver
-        self._held: set[KeyInfo] = set()  # keys whose queue waits for tasks of other keys
+        self._held: set[KeyInfo] = set()  # keys whose queue waits for tasks of other keys, or for room
         self._background: threading.Thread | None = None
         self._has_work = threading.Event()
 
@@ -81,7 +85,8 @@ class Client:
 
     def submit(self, *works: Op | Request, until: Waitable | None = None, timeout: float | None = None) -> None:
         """Start work. Does not block on the network, unless it is to wait `until` something is done."""
-        self._check_open()
+        if not self.is_usable:
+            self._check_open(_called(works))
         began = time.monotonic()
         deadline = began + self._seconds(timeout)
         with self._shield:
@@ -95,7 +100,7 @@ class Client:
                         work.encode.own()  # it waits for its turn, and the caller does not wait for it
                     if isinstance(work, Op) and work.packing is not None:
                         work.packing.rest()
-                    if isinstance(work, Op) and work.after and work.key.queue:
+                    if isinstance(work, Op) and (work.after or work.room) and work.key.queue:
                         self._held.add(work.key)
                 if self._is_eager:
                     self._step(0)
@@ -120,6 +125,7 @@ class Client:
         """Ask one node, or the head of a shard, and wait for its answer: the message and copies of the buffers that
         came with it. With `answers` above 1 so many shards answer the same request, and the last answer is given."""
         answer = Answer(text, to)
+        self._check_open(text)
         self.submit(Request(to, make, answer.finish, data, answers=answers))
         self.wait(answer)
         if answer.error is not None:
@@ -185,7 +191,8 @@ class Client:
         warn_at = began + self._warn_seconds
         try:
             while not task.is_done:
-                self._check_open()
+                if not self.is_usable:
+                    self._check_open(task.text)
                 now = time.monotonic()
                 if now >= deadline:
                     raise TimeoutError(f"{task.text} did not finish within {now - began:.1f} s: {self._why(task)}")
@@ -208,6 +215,8 @@ class Client:
             if self.doubt is not None and (error := self.doubt(task)) is not None:
                 self._perform(self.state.fail_all(error))
                 break
+            if now >= warn_at and self.state.makers and now - began < MAKING_SECONDS:
+                warn_at = now + self._warn_seconds
             if now >= warn_at:
                 warn_at = now + 2 * (now - began)
                 log.warning("%s has taken %.0f s so far: %s", task.text, now - began, self._ask_why(task))
@@ -372,6 +381,7 @@ class Client:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"the cluster was not complete within {timeout:.0f} s; is the manager running?")
                 let_in()
+                os.close(os.open(os.devnull, os.O_RDONLY))  # where no file can be opened, no link can
                 self._step(TICK_SECONDS)
         finally:
             self._turn.give()
@@ -423,11 +433,13 @@ class Client:
     def is_usable(self) -> bool:
         return not self.is_closed and os.getpid() == self._pid
 
-    def _check_open(self) -> None:
+    def _check_open(self, what: str = "") -> None:
+        """UsageError, which names what was called, if nothing can be done any more."""
         if os.getpid() != self._pid:
             raise UsageError("this store is another process's: after a fork, the child needs one of its own")
         if self.is_closed:
-            raise UsageError("the store is closed; nothing can be pushed, pulled or waited for any more")
+            text = "the store is closed; nothing can be pushed, pulled or waited for any more"
+            raise UsageError(f"{what}: expected an open store, but {text}" if what else text)
 
     def close(self) -> None:
         """Fail what is under way and close every link. Safe to repeat."""
@@ -457,6 +469,12 @@ class Settling:
     @property
     def is_done(self) -> bool:
         return not self._state.is_pushing(self._key)
+
+
+def _called(works: Sequence[Op | Request]) -> str:
+    """The call that this work was made of, as its caller wrote it."""
+    owners = (work.owner for work in works if isinstance(work, Op))
+    return next((owner.text for owner in owners if isinstance(owner, Task)), "")
 
 
 class Answer:

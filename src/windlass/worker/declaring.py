@@ -13,9 +13,9 @@ from windlass.filters import Filter, filter_rules
 from windlass.filters.rules import chain_of
 from windlass.store.reduce import Reducer, reducer_rule, resolve_reducer
 from windlass.store.update import Updater, updater_rule
-from windlass.types import MANAGER, Array, Consistency, Generation, KeyId, KeySpec, Role
+from windlass.types import MANAGER, RESERVED, Array, Consistency, Generation, KeyId, KeySpec, Role, fitting_chunk_bytes
 from windlass.worker.arguments import check_declaration
-from windlass.worker.arrays import look
+from windlass.worker.arrays import check_size, look
 from windlass.worker.client import Client
 from windlass.worker.entry import Entry
 from windlass.worker.filtering import KeyFilter
@@ -24,7 +24,6 @@ from windlass.worker.options import StoreOptions
 from windlass.worker.rows import TableEntry
 from windlass.worker.split import split
 
-RESERVED = "windlass/"
 LEVEL = -2
 """In place of the clock of an Attach: where is whoever has made most pushes?"""
 
@@ -87,6 +86,7 @@ class Declaring:
         """`gives` says whether this worker gives the first value, where that is not simply the lowest rank's to do. Of
         several who give one the first counts, for each chunk."""
         like, flat = look(value, f"create('{key}')")
+        check_size(like, f"create('{key}')")
         policy = consistency or self.options.consistency
         check_declaration(key, update, policy, self.options.deterministic)
         spec = KeySpec(
@@ -96,7 +96,7 @@ class Declaring:
             reduce=reducer_rule(reduce, self._local),
             update=updater_rule(update, self._local),
             consistency=policy,
-            chunk_bytes=chunk_bytes or self.options.chunk_bytes,
+            chunk_bytes=chunk_bytes or self.options.chunk_bytes or fitting_chunk_bytes(flat.nbytes),
             priority=priority,
             namespace=self.namespace,
             filters=filter_rules(filters, self._local),
@@ -215,7 +215,10 @@ class Declaring:
             self._client.disuse(known.key)
 
     def delete(self, key: str) -> None:
-        """Forget a key, for everybody. Deleting what does not exist is harmless."""
+        """Forget a key, dense or a table, for everybody. Every worker may call it: deleting what does not exist, or
+        no longer, is harmless."""
+        if not isinstance(key, str):
+            raise UsageError(f"a key is a string, got {type(key).__name__}")
         known = self._entries.pop(key, None)
         key_id = known.key.id if known is not None else KeyId(0)
         if known is not None:

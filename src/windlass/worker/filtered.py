@@ -8,7 +8,7 @@ import numpy as np
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
-from windlass.errors import UsageError, WindlassError
+from windlass.errors import UsageError, WindlassError, in_words
 from windlass.types import Block, Bytes, Incarnation, KeyId
 from windlass.worker.ops import Call, KeyInfo, Op
 
@@ -109,8 +109,8 @@ def encoded(op: Op) -> WindlassError | None:
         op.push = op.encode()
     except WindlassError as error:
         return error
-    except Exception as error:  # a user's filter
-        text = f"push('{op.key.spec.name}'): its filters failed: {type(error).__name__}: {error}; nothing was pushed"
+    except (Exception, SystemExit) as error:  # a user's filter
+        text = f"push('{op.key.spec.name}'): its filters failed: {in_words(error)}; nothing was pushed"
         failed = UsageError(text)
         failed.__cause__ = error
         return failed

@@ -51,7 +51,7 @@ class Landing:
             self._pieces = {}
             return
         if out is not None:
-            self._flat = target(out, self._like, entry.key.spec.name)
+            self._flat = target(out, self._like, f"pull('{entry.key.spec.name}')")
             self._waits_for_out = self._flat is None
         if self._flat is None:
             self._flat = entry.result(hi - lo)

@@ -60,6 +60,15 @@ class Packing(Protocol):
         """The caller has its memory back: write all that is left."""
 
 
+class Reserving(Protocol):
+    """What has to be set aside for a push before any of it is sent."""
+
+    error: WindlassError | None
+
+    def ask(self, clock: int) -> list[Request] | None:
+        """What is to be asked now, maybe nothing; None when all is said. `clock` is the push's."""
+
+
 class Filtering(Protocol):
     """The filters of one key, in this worker."""
 
@@ -169,6 +178,7 @@ class Op(msgspec.Struct, eq=False):
     completes: Lease | None = None
     encode: Encoding | None = None  # what `push` is to become when it starts
     packing: Packing | None = None  # of a table: what is written when it is sent
+    room: Reserving | None = None  # of a table that may refuse it on one shard and not on another
     ids: dict[int, tuple[Block, ...]] | None = None  # of a table: those of every piece that is pulled
     digests: dict[int, str] = msgspec.field(default_factory=dict)  # of a table: what its shards are to call their ids
     known: set[int] = msgspec.field(default_factory=set)  # shards that are believed to have them
@@ -315,8 +325,12 @@ def refusal(of: Incarnation | KeyInfo | tuple[KeyInfo, int], reason: str) -> Usa
     """What a server said, in full: one that has a key no more does not know its name."""
     key = of[0] if isinstance(of, tuple) else of
     if reason == m.DELETED and isinstance(key, KeyInfo):
-        return UsageError(f"'{key.spec.name}' was deleted; create it again")
+        return deleted(key.spec.name)
     return UsageError(reason)
+
+
+def deleted(name: str) -> UsageError:
+    return UsageError(f"'{name}' was deleted; create it again")
 
 
 def fits(pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...], itemsize: int) -> bool:

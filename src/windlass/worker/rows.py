@@ -149,7 +149,8 @@ class RowLanding:
         self._like = Like(like.kind, entry.dtype, (*like.shape, entry.dim))
         self._out = out
         # Where every id came once, rows land where they belong; else once each, to be copied at the end.
-        found = None if out is None else target(out, self._like, entry.name)  # raises for what cannot be filled
+        what = f"pull('{entry.name}')"
+        found = None if out is None else target(out, self._like, what)  # raises for what cannot be filled
         self._waits_for_out = out is not None and (found is None or not way.is_unique)
         if found is None or not way.is_unique:
             found = np.empty(way.ids.size * entry.dim, entry.storage)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from windlass._wire.messages import Piece
 from windlass.errors import UsageError
 from windlass.worker.ops import KeyInfo
@@ -15,9 +17,9 @@ def check_range(key: KeyInfo, range: tuple[int, int] | None) -> tuple[int, int]:
     if range is None:
         return 0, key.size
     try:
-        lo, hi = (int(end) for end in range)
+        lo, hi = (operator.index(end) for end in range)
     except (TypeError, ValueError):
-        raise UsageError(f"'{key.spec.name}': range expected (lo, hi), got {range!r}") from None
+        raise UsageError(f"'{key.spec.name}': range expected (lo, hi), two whole numbers, got {range!r:.60}") from None
     if not 0 <= lo <= hi <= key.spec.size:
         raise UsageError(f"'{key.spec.name}': range expected within [0, {key.spec.size}), got ({lo}, {hi})")
     return lo, hi

@@ -14,20 +14,18 @@ import math
 from functools import partial
 
 import msgspec
-from msgspec import structs
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Dial, Effect, Event, LinkDown, LinkUp, Log, Received, Recycle, Send, Tick
 from windlass.errors import ClusterError, LostRange, PeerError, WindlassError
-from windlass.types import MANAGER, SERVER, WORKER, Bytes, Chain, Generation, Incarnation, KeyId, Node
+from windlass.types import MANAGER, SERVER, WORKER, Bytes, Chain, Generation, Incarnation, KeyId
+from windlass.worker.crew import Crew
 from windlass.worker.filtered import FilteredKeys, encoded
+from windlass.worker.links import GIVE_UP_SECONDS, Links
 from windlass.worker.ops import Call as Call
 from windlass.worker.ops import KeyInfo, Op, Request, finish, fits, only, refusal, refuse
 
-REDIAL_SECONDS = 0.05
 ASK_AGAIN_SECONDS = 0.5
-GIVE_UP_SECONDS = 5.0
-"""How long a request to one node waits for a link that is down. Raise it if managers take longer to come back."""
 
 
 class Submit(msgspec.Struct):
@@ -36,21 +34,14 @@ class Submit(msgspec.Struct):
     work: Op | Request
 
 
-class WorkerState(FilteredKeys):
+class WorkerState(Crew, FilteredKeys):
     """Holds for a worker and for a driver's handle alike; a driver is no member and takes part in no round."""
 
     def __init__(
         self, me: Incarnation, join: m.Join, manager: tuple[str, ...], beat_seconds: float = math.inf
     ) -> None:
+        super().__init__(me, join)
         self._beat_seconds, self._beaten_at = beat_seconds, 0.0
-        self.me = me
-        self.role = join.role
-        self._join = join
-        self.rank = 0
-        self.generation = Generation(0, 0)
-        self.nodes: dict[Incarnation, Node] = {}
-        self.departed: dict[Incarnation, Node] = {}
-        self._left: set[str] = set()  # workers that left and of whom nothing was said yet
         self._early = {}
         self._has_lost = False  # whether a shard is lost
         self._keys: dict[KeyId, list[KeyInfo]] = {}  # in use
@@ -67,9 +58,8 @@ class WorkerState(FilteredKeys):
         self._next = 1
         self._now = 0.0
         self.holdings: dict[str, m.Holding] = {}  # leased work that this worker has, by plan
-        self._linked: set[Incarnation] = set()
-        self._redial: dict[Incarnation, float] = {}
-        self._down_since: dict[Incarnation, float] = {}
+        self.makers: tuple[Incarnation, ...] = ()  # servers that made room for a key when the manager last answered
+        self._links = Links()
         self._manager = manager
 
     def handle(self, event: Event | Submit, now: float) -> list[Effect | Call]:
@@ -90,15 +80,6 @@ class WorkerState(FilteredKeys):
             case _:
                 return []
 
-    @property
-    def namespace(self) -> str:
-        return self._join.namespace
-
-    @property
-    def is_late(self) -> bool:
-        """Whether this worker came to a run under way."""
-        return self._join.is_late
-
     def all_ops(self) -> list[Op]:
         """Those that have started, and those that wait for their turn."""
         return [*self.ops.values(), *(op for keys in self._keys.values() for key in keys for op in key.queue)]
@@ -108,48 +89,11 @@ class WorkerState(FilteredKeys):
         """Whether a generation is known and every server of it is linked."""
         if not self.generation.number:
             return False
-        linked = self._linked
-        return all(who in linked for who, node in self.nodes.items() if node.role is SERVER)
-
-    @property
-    def workers(self) -> set[Incarnation]:
-        """The workers of the current generation, those of this namespace."""
-        return {node.incarnation for node in self._crew()}
-
-    @property
-    def num_workers(self) -> int:
-        return len(self._crew())
-
-    def _crew(self) -> list[Node]:
-        mine = self._join.namespace
-        return [node for node in self.nodes.values() if node.role is WORKER and node.namespace == mine]
-
-    @property
-    def is_lowest(self) -> bool:
-        """Whether no live worker has a lower rank: the first values are this one's to give."""
-        return self.rank == self.lowest_rank
-
-    @property
-    def lowest_rank(self) -> int:
-        return min(node.rank for node in self._crew())
-
-    def arrive(self) -> Send:
-        """This worker is late no longer, which the manager has to know."""
-        self._join = structs.replace(self._join, is_late=False)
-        return Send(MANAGER, self._join)
-
-    @property
-    def num_founders(self) -> int:
-        """How many seats there are for those who were here when the run began."""
-        return 1 + max((node.rank for node in self._crew() if not node.is_late), default=-1)
-
-    def empty_seats(self) -> list[str]:
-        """Workers that have left, where somebody of a higher rank is still here."""
-        taken = {node.rank for node in self._crew()}
-        return [f"worker-{rank}" for rank in range(self.num_founders) if rank not in taken]
+        links = self._links
+        return all(who in links for who, node in self.nodes.items() if node.role is SERVER)
 
     def is_linked(self, peer: Incarnation) -> bool:
-        return peer in self._linked
+        return peer in self._links
 
     @property
     def has_work(self) -> bool:
@@ -163,7 +107,7 @@ class WorkerState(FilteredKeys):
 
     def _submit(self, op: Op) -> list[Effect | Call]:
         key = op.key
-        if not key.queue and not op.after and not self._has_lost and self.failure is None and not self._is_held(op):
+        if not (key.queue or op.after or op.room or self._has_lost) and self.failure is None and not self._is_held(op):
             return self._start(op)  # the usual case
         key.queue.append(op)
         return self.pump(key) if len(key.queue) == 1 else []
@@ -180,8 +124,12 @@ class WorkerState(FilteredKeys):
                 continue
             if any(not task.is_done for task in op.after) or self._is_held(op):
                 break
+            if op.room is not None and (asked := op.room.ask(key.clock + 1)) is not None:
+                effects += [effect for request in asked for effect in self._ask(request)]
+                break
+            failed = None if op.room is None else op.room.error
             key.queue.popleft()
-            effects += self._start(op)
+            effects += self._start(op) if failed is None else [finish(op, failed)]
         return effects
 
     def _is_held(self, op: Op) -> bool:
@@ -311,7 +259,8 @@ class WorkerState(FilteredKeys):
                 return [*answered, Send(event.peer, m.Release(pins=pins))] if is_kept else answered
             case m.Deposit(key=key) | m.Residual(key=key):
                 return [*self._on_residual(event.peer, key, message, event.data), Recycle(event.data)]
-            case m.Beat():
+            case m.Beat(makers=makers):
+                self.makers = makers
                 return []
             case m.Abort(reason=reason) if event.peer == MANAGER:
                 return self.fail_all(ClusterError(reason))
@@ -423,41 +372,24 @@ class WorkerState(FilteredKeys):
         generation = Generation(membership.term, membership.number)
         if generation <= self.generation:
             return []
-        self.generation = generation
         self.checkpoint = membership.checkpoint
         for key in [key for keys in self._keys.values() for key in keys if key.filtering is not None]:
             key.filtering.forget_peers()  # type: ignore[union-attr]
-        previous, nodes = self.nodes, {node.incarnation: node for node in membership.nodes}
-        self.nodes = nodes
-        gone = {who: node for who, node in previous.items() if who not in nodes}
-        self.departed |= gone
-        if self.role is WORKER and self.me not in self.nodes:
+        gone = self._take_members(membership)
+        if self.is_out:
             return self.fail_all(ClusterError(f"this worker is not in generation {generation}: {membership.reason}"))
-        if self.role is WORKER:
-            self.rank = self.nodes[self.me].rank
         effects: list[Effect | Call] = []
         for node in membership.nodes:
-            if node.role is SERVER and node.incarnation not in self._linked:
+            if node.role is SERVER and node.incarnation not in self._links:
                 effects.append(Dial(node.incarnation, node.addresses))
         for server in [who for who, node in gone.items() if node.role is SERVER]:
-            self._redial.pop(server, None)
+            self._links.give_up(server)
             effects += self._fail_requests(server, membership.reason)
         effects += self._on_moves(generation, membership.moves)
-        mine = self._join.namespace
-        left = {who: node.name for who, node in gone.items() if node.role is WORKER and node.namespace == mine}
-        self._left.update(left.values())
-        if not left.keys().isdisjoint(membership.dead):
+        if any(self._is_of_crew(node) for who, node in gone.items() if who in membership.dead):
             is_waiting = any(op.push is not None and op.key.is_sequential for op in self.ops.values())
             effects += self._tell_left() if is_waiting else []
         return effects
-
-    def _tell_left(self) -> list[Effect | Call]:
-        """Say once which workers have left, when there is a round that goes on without them: the next one, or, if one
-        of them died, the one that is waited for. (Who is done may leave while we wait for our last answer.)"""
-        seated = {node.name for node in self.nodes.values()}
-        left, self._left = sorted(self._left - seated), set()
-        workers = f"{self.num_workers} worker{'s' if self.num_workers > 1 else ''}"
-        return [Log("warning", f"{', '.join(left)} has left; rounds go on with {workers}")] if left else []
 
     def _fail_requests(self, server: Incarnation, reason: str) -> list[Effect | Call]:
         """A server is gone: what was asked of it, and of nobody else, is not answered any more."""
@@ -525,10 +457,8 @@ class WorkerState(FilteredKeys):
         return effects
 
     def _on_link_up(self, peer: Incarnation) -> list[Effect | Call]:
-        self._linked.add(peer)
+        self._links.rise(peer)
         self._relink(peer)
-        self._redial.pop(peer, None)
-        self._down_since.pop(peer, None)
         # Everything that the old link brought has been dealt with by now: the link was dialled after its end.
         held = tuple([pin for key in self._holding.values() for pin in key.unreleased.get(peer, ())])
         effects: list[Effect | Call] = [Send(peer, self._join if peer == MANAGER else m.Hold(pins=held))]
@@ -547,29 +477,23 @@ class WorkerState(FilteredKeys):
         return effects
 
     def _on_link_down(self, peer: Incarnation, now: float) -> list[Effect | Call]:
-        self._linked.discard(peer)
-        self._down_since.setdefault(peer, now)
-        if (peer in self.nodes or peer == MANAGER) and self.failure is None:
-            self._redial[peer] = now + REDIAL_SECONDS
+        is_wanted = (peer in self.nodes or peer == MANAGER) and self.failure is None
+        self._links.fall(peer, now, is_wanted=is_wanted)
         return []
 
     def _on_tick(self, now: float) -> list[Effect | Call]:
         effects: list[Effect | Call] = []
-        for peer, when in list(self._redial.items()):
-            if now >= when:
-                del self._redial[peer]
-                node = self.nodes.get(peer)
-                addresses = node.addresses if node else self._manager
-                effects.append(Dial(peer, addresses))
-        if self.role is WORKER and now - self._beaten_at >= self._beat_seconds and MANAGER in self._linked:
+        for peer in self._links.take_due(now):
+            node = self.nodes.get(peer)
+            effects.append(Dial(peer, node.addresses if node else self._manager))
+        if self.role is WORKER and now - self._beaten_at >= self._beat_seconds and MANAGER in self._links:
             self._beaten_at = now
             effects.append(Send(MANAGER, m.Beat(sent=now)))
         effects += self._ask_again(now)
         for number, request in list(self.requests.items()):
             if isinstance(request.to, tuple):
                 continue  # the generation tells when its head is gone
-            down_since = max(self._down_since.get(request.to, now), request.asked_at)
-            if now - down_since > GIVE_UP_SECONDS:
+            if self._links.is_lost(request.to, request.asked_at, now):
                 del self.requests[number]
                 text = f"{self.name(request.to)} cannot be reached for {GIVE_UP_SECONDS:.0f} s; is its process alive?"
                 effects.append(refuse(request, ClusterError(text)))
@@ -587,9 +511,3 @@ class WorkerState(FilteredKeys):
                 request.asked_at = now
                 effects += self._send_request(request)
         return effects
-
-    def name(self, who: Incarnation) -> str:
-        if who == MANAGER:
-            return "the manager"
-        node = self.nodes.get(who) or self.departed.get(who)
-        return node.name if node else f"incarnation {who}"

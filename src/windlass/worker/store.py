@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from windlass._wire import messages as m
-from windlass.errors import ClusterError, UsageError, WindlassError
+from windlass.errors import ClusterError, UsageError
 from windlass.trace.recorder import NOTHING, Tracing, check_category
-from windlass.trace.spans import Category
-from windlass.types import (
-    MANAGER,
-    Array,
-    Block,
-    Role,
-    Sequential,
-)
+from windlass.types import MANAGER, RESERVED, Block, Role, Sequential
 from windlass.worker import checkpoint
 from windlass.worker.arguments import (
     check_ahead,
@@ -32,26 +24,22 @@ from windlass.worker.arguments import (
     outs_of,
     tasks_of,
 )
-from windlass.worker.arrays import is_finite, look, wrap
+from windlass.worker.arrays import wrap
 from windlass.worker.batches import Batch, Batches, Leased, lease_of, workload_name
 from windlass.worker.client import Client
-from windlass.worker.declaring import RESERVED
-from windlass.worker.entry import Entry
-from windlass.worker.filtering import Encoding, unfiltered
 from windlass.worker.landing import Landing
+from windlass.worker.making import Making
 from windlass.worker.ops import Op, give_up
 from windlass.worker.options import StoreOptions
-from windlass.worker.packing import ids_of
 from windlass.worker.rows import RowLanding, TableEntry
 from windlass.worker.split import Pieces, check_range, split
-from windlass.worker.tables import Tables
 from windlass.worker.task import Task
 
 BARRIER = f"{RESERVED}barrier"
 EXCHANGE = f"{RESERVED}exchange"
 
 
-class Store(Tables):
+class Store(Making):
     """A key-value store whose writes are reduced: many workers push, everyone pulls.
 
     Thread-safe. `push` returns once it has copied the value; `pull` and `pushpull` block unless `wait=False`. Every
@@ -61,6 +49,7 @@ class Store(Tables):
     def __init__(self, client: Client, options: StoreOptions, local: dict[str, object] | None = None) -> None:
         super().__init__(client, options, local)
         self._leased = Leased()
+        self.num_barriers = 0  # passed before the run, and of a later worker those that it has passed; -1: unknown
         self._saver = checkpoint.Saver(client)
 
     # --- push and pull ----------------------------------------------------------------------------------------------
@@ -227,154 +216,6 @@ class Store(Tables):
         self._client.submit(*ops, until=task if wait else None, timeout=timeout)
         return task.wait(timeout) if wait else task
 
-    def _push_op(
-        self,
-        task: Task,
-        entry: Entry,
-        value: Any,
-        range: tuple[int, int] | None,
-        hyper: Mapping[str, float] | None,
-        landing: Landing | None = None,
-        *,
-        may_borrow: bool = False,
-    ) -> Op:
-        """A push of one key; with a landing, the pull of the same range rides on it."""
-        lo, hi = check_range(entry.key, range)
-        flat = self._checked(entry, value, lo, hi, is_range=range is not None)
-        numbers = entry.hyper(hyper)
-        if entry.is_resting:
-            self._level(entry)
-        pieces = split(entry.key, lo, hi)
-        recorder = self._client.recorder
-        began = recorder.now() if recorder is not None else 0
-        filtering = entry.key.filtering
-        owned: list[Block] = []
-        if filtering is not None:
-            filtering.check(flat)
-            parts = unfiltered(pieces)
-        else:
-            parts, owned = entry.parts(flat, lo, pieces, may_borrow=may_borrow)
-        if recorder is not None and owned:
-            recorder.note(Category.COPY, f"copy {entry.key.spec.name}", began, {"bytes": flat.nbytes})
-        done = task.finish if landing is None else landing.finish
-        op = Op(entry.key, parts, None, None, self._freeing(owned, done, entry, task), owner=task)
-        if filtering is not None:
-            op.encode = Encoding(partial(filtering.dense, lo=lo, pieces=pieces), flat, owned)
-        if landing is not None:
-            op.pull, op.deliver, op.abandon = pieces, landing.deliver, landing.abandon
-        op.hyper = numbers
-        return op
-
-    def _freeing(
-        self, owned: list[Block], done: Callable[[WindlassError | None], None], entry: Entry, task: Task
-    ) -> Callable[[WindlassError | None], None]:
-        """What ends a push: its memory is ours again, and if nobody hears of its error, the next call does."""
-
-        def free_and_finish(error: WindlassError | None) -> None:
-            # Every server has answered, if only to refuse; after any other failure this memory may still be read.
-            if error is None or isinstance(error, UsageError):
-                for block in owned:
-                    self._client.hub.memory.free(block)
-            done(error)
-            if error is not None:
-                entry.failed.append(task)
-
-        return free_and_finish
-
-    def _push_rows_op(
-        self,
-        task: Task,
-        entry: TableEntry,
-        value: Any,
-        ids: Any,
-        hyper: Mapping[str, float] | None,
-        *,
-        landing: RowLanding | None = None,
-    ) -> Op:
-        """A push to one table; with a landing, the pull of the same ids rides on it."""
-        if value is None:
-            raise UsageError(f"push('{entry.name}'): expected rows, got None; has backward() run?")
-        like, flat = entry.ids(ids, "push")
-        rows = entry.rows(value, like, flat, check_finite=self.options.check_finite)
-        numbers = entry.hyper(hyper)
-        if entry.is_resting:
-            self._level(entry)
-        way = entry.route(flat)
-        pieces = entry.pieces(way)
-        filtering = entry.key.filtering
-        owned: list[Block] = []
-        if filtering is not None:
-            merged = entry.merged(way, rows)
-            filtering.check(merged)
-            parts = unfiltered(pieces)
-        else:
-            packing = entry.packed(way, pieces, rows)
-            owned, parts = packing.owned, entry.grouped(pieces, packing.blocks)
-        done = task.finish if landing is None else landing.finish
-        op = Op(entry.key, parts, None, None, self._freeing(owned, done, entry, task), owner=task)
-        if filtering is not None:
-            op.encode = Encoding(partial(filtering.rows, way, pieces), merged, owned)
-        else:
-            op.packing, op.finish = packing, packing.ending(op.finish)
-        if landing is not None:
-            op.pull, op.deliver, op.abandon = pieces, landing.deliver, landing.abandon
-            op.ids = ids_of(packing.blocks, pieces)
-        op.hyper = numbers
-        return op
-
-    def _pushpull_rows_ops(
-        self, task: Task, entry: TableEntry, value: Any, ids: Any, hyper: Mapping[str, float] | None, out: Any
-    ) -> tuple[Op, list[Op], RowLanding]:
-        """A push, with the pull riding on it; where filters leave rows out, or only name the ids, it follows."""
-        if entry.key.filtering is None:
-            like, flat = entry.ids(ids, "pushpull")
-            landing = RowLanding(entry, entry.route(flat), like, out)
-            landing.task = task
-            return self._push_rows_op(task, entry, value, ids, hyper, landing=landing), [], landing
-        op = self._push_rows_op(task, entry, value, ids, hyper)
-        pull, landing = self._pull_rows_op(task, entry, ids, out)
-        task.expect_more()
-        return op, [pull], landing
-
-    def _pull_rows_op(self, task: Task, entry: TableEntry, ids: Any, out: Any) -> tuple[Op, RowLanding]:
-        like, flat = entry.ids(ids, "pull")
-        way = entry.route(flat)
-        landing = RowLanding(entry, way, like, out)
-        landing.task = task
-        pieces = entry.pieces(way)
-        wanted = entry.wanted(way, pieces)
-
-        def free_and_finish(error: WindlassError | None) -> None:
-            if error is None or isinstance(error, UsageError):
-                for block in wanted.owned:
-                    self._client.hub.memory.free(block)
-            landing.finish(error)
-
-        op = Op(entry.key, None, pieces, landing.deliver, free_and_finish, owner=task)
-        op.ids, op.reads_newest, op.abandon = wanted.blocks, self.is_driver, landing.abandon
-        if entry.key.filtering is not None:
-            op.digests, op.known = entry.key.filtering.name_ids(way, pieces)
-        return op, landing
-
-    def _checked(self, entry: Entry, value: Any, lo: int, hi: int, *, is_range: bool) -> Array:
-        spec = entry.key.spec
-        if value is None:
-            raise UsageError(f"push('{spec.name}'): expected a value, got None; has backward() run?")
-        like, flat = look(value, f"push('{spec.name}')")
-        expected = (hi - lo,) if is_range else spec.shape
-        if like.shape != expected and not (is_range and flat.size == hi - lo):
-            raise UsageError(f"push('{spec.name}'): expected shape {expected}, got {like.shape}")
-        if like.dtype != spec.dtype and not (
-            like.kind == "numpy" and spec.dtype == "bfloat16" and like.dtype == "uint16"
-        ):
-            raise UsageError(f"push('{spec.name}'): expected dtype {spec.dtype}, got {like.dtype}")
-        if self.options.check_finite and not is_finite(flat, spec.dtype):
-            where = int(np.flatnonzero(~np.isfinite(flat))[0]) if flat.dtype.kind == "f" else 0
-            raise UsageError(
-                f"push('{spec.name}'): expected finite values, got NaN or infinity (first at {lo + where})"
-            )
-        return flat
-
     # --- leased work ------------------------------------------------------------------------------------------------
 
     def batches(
@@ -442,9 +283,13 @@ class Store(Tables):
         raise UsageError("only the driver can assign: a worker's writes are pushes")
 
     def barrier(self, timeout: float | None = None) -> None:
-        """Return when every worker has come here: an empty round on a key of its own."""
+        """Return when every worker has come here: an empty round on a key of its own. Who came to a run under way goes
+        past those barriers of the run at once that the others had passed before."""
         if BARRIER not in self._entries:
             self._create(BARRIER, np.empty(0, np.float32), consistency=Sequential())
+        if self._client.state.is_late and 0 <= self.num_barriers < self._entries[BARRIER].key.since:
+            self.num_barriers += 1
+            return
         self.push(BARRIER, np.empty(0, np.float32)).wait(timeout)
 
     def exchange(self, mine: bytes, timeout: float | None = None) -> list[bytes]:
@@ -463,15 +308,18 @@ class Store(Tables):
         key, size = f"{EXCHANGE}-{count}-{len(mine)}", 1 + len(mine)
         if key not in self._entries:
             self._create(key, np.zeros(count * size, np.float32), consistency=Sequential())
-        mark = 1 + self._entries[key].key.clock % 255  # of this round: who leaves before it left another
-        # Each byte as a float32 number: every server has those kernels ready, others take it seconds to compile.
-        said = np.frombuffer(bytes([mark]) + mine, np.uint8).astype(np.float32)
-        self.push(key, said, range=(self.rank * size, (self.rank + 1) * size)).wait(timeout)
-        found = self.pull(key, timeout=timeout).astype(np.uint8).tobytes()
-        gone = [f"worker-{rank}" for rank in range(count) if found[rank * size] != mark]
-        if gone:
-            raise ClusterError(f"{', '.join(gone)} left before it came to where every worker is needed; start again")
-        return [found[lo + 1 : lo + size] for lo in range(0, len(found), size)]
+        # Twice, if need be: in the first round what another said may be counted, too, who had this rank in a run that
+        # failed. All find the same, so all try again.
+        for _ in range(2):
+            mark = 1 + self._entries[key].key.clock % 255  # of this round: who leaves before it left another
+            # Each byte as a float32 number: every server has those kernels ready, others take it seconds to compile.
+            said = np.frombuffer(bytes([mark]) + mine, np.uint8).astype(np.float32)
+            self.push(key, said, range=(self.rank * size, (self.rank + 1) * size)).wait(timeout)
+            found = self.pull(key, timeout=timeout).astype(np.uint8).tobytes()
+            gone = [f"worker-{rank}" for rank in range(count) if found[rank * size] != mark]
+            if not gone:
+                return [found[lo + 1 : lo + size] for lo in range(0, len(found), size)]
+        raise ClusterError(f"{', '.join(gone)} left before it came to where every worker is needed; start again")
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,10 @@ from windlass.store.initial import Initial, initial_rule
 from windlass.store.reduce import Reducer, reducer_rule
 from windlass.store.table_options import table_options
 from windlass.store.update import Updater, updater_rule
-from windlass.types import STORAGE, Array, Block, Consistency, KeySpec, TableSpec
+from windlass.types import RESERVED, STORAGE, Array, Block, Consistency, KeySpec, TableSpec, fitting_chunk_bytes
 from windlass.worker.arguments import check_declaration, is_id
-from windlass.worker.declaring import RESERVED, Declaring
-from windlass.worker.ops import Op
+from windlass.worker.declaring import Declaring
+from windlass.worker.ops import Op, deleted
 from windlass.worker.rows import TableEntry
 from windlass.worker.split import Pieces
 from windlass.worker.task import Task
@@ -87,8 +87,10 @@ class Table:
         return self._describe()["candidates"]
 
     def _describe(self) -> dict[str, int]:
-        totals = {"rows": 0, "table_bytes": 0, "candidates": 0}
-        for said in self.store.status()["servers"].values():
+        totals, found = {"rows": 0, "table_bytes": 0, "candidates": 0}, self.store.status()
+        if self._entry.key.spec.full_name not in found["keys"]:
+            raise deleted(self.name)
+        for said in found["servers"].values():
             told = said["keys"].get(self._entry.key.spec.full_name, {})
             for name in totals:
                 totals[name] += told.get(name, 0)
@@ -117,7 +119,7 @@ class Tables(Declaring):
         ttl_updates: int | None = None,
         ttl_seconds: float | None = None,
         max_bytes: int | None = None,
-        slots: int = 16,
+        slots: int = 24,
         priority: int = 0,
     ) -> Table:
         """Declare a table: any int64 is the id of a row of `dim` numbers, which is made when it is first pushed to.
@@ -152,7 +154,7 @@ class Tables(Declaring):
             reduce=reducer_rule(reduce, self._local),
             update=updater_rule(update, self._local),
             consistency=policy,
-            chunk_bytes=self.options.chunk_bytes,
+            chunk_bytes=self.options.chunk_bytes or fitting_chunk_bytes(0),
             priority=priority,
             namespace=self.namespace,
             table=table,
@@ -223,9 +225,10 @@ class Tables(Declaring):
     def _pull_span(self, entry: TableEntry, span: Any) -> tuple[Array, Array]:
         """The rows that there are of ids lo to hi: (ids, rows), ids rising."""
         try:
-            lo, hi = (int(end) for end in span)
+            lo, hi = (operator.index(end) for end in span)
         except (TypeError, ValueError):
-            raise UsageError(f"pull('{entry.name}'): range expected (lo, hi), got {span!r:.60}") from None
+            text = f"range expected (lo, hi), two whole numbers, got {span!r:.60}"
+            raise UsageError(f"pull('{entry.name}'): {text}") from None
         if hi < lo:
             raise UsageError(f"pull('{entry.name}'): range expected lo <= hi, got ({lo}, {hi})")
         smallest, largest = np.iinfo(np.int64).min, np.iinfo(np.int64).max + 1

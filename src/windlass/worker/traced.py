@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from windlass._transport.base import Hub
-from windlass.errors import WindlassError
+from windlass.errors import WindlassError, in_words
 from windlass.trace.recorder import Recorder
 from windlass.trace.spans import Category, Span
 from windlass.types import Bounded, Sequential
@@ -63,7 +63,7 @@ class TracedClient(Client):
             category, name = _verb(op)
             args: dict[str, Any] = {"key": op.key.spec.name, "clock": op.clock, "bytes": _num_bytes(op)}
             if error is not None:
-                args["error"] = f"{type(error).__name__}: {error}"
+                args["error"] = in_words(error)
             link = (op.key.id, op.clock, _delay(op.key), task)
             self._recorder.add(Span(category, name, 0, began, self._recorder.now(), args, link))
             finish(error)

@@ -3,11 +3,15 @@
 One thread at a time polls the links: the caller that waits (no hand-over, so no delay), or, while nobody waits and
 something is under way, a background thread. A thread that needs the turn at once asks for it, and the poller gives
 way; a second waiter just waits until its work is done or the turn is free.
+
+The turn is handed from one thread to the next, and nobody else is woken: Python runs one thread at a time, and each
+that wakes up for nothing costs all others a part of its switch interval.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from enum import Enum
 
@@ -21,66 +25,100 @@ class Holder(Enum):
 NOBODY, CALLER, BACKGROUND = Holder  # by names of their own: members of an enum take long to be found
 
 
+class _Sleeper:
+    """A thread that waits for the turn; or, if that comes first, until `is_done`."""
+
+    __slots__ = ("has_turn", "is_done", "sleep")
+
+    def __init__(self, is_done: Callable[[], bool] | None = None) -> None:
+        self.is_done = is_done
+        self.has_turn = False
+        self.sleep = threading.Lock()
+        self.sleep.acquire()
+
+
 class Turn:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         self._wake = wake
         self._holder = NOBODY
-        self._sleepers = 0
-        self.requests = 0  # threads that ask the holder to give way; the holder reads it without the lock
+        self._asking: deque[_Sleeper] = deque()  # those who want the holder to give way
+        self._waiting: deque[_Sleeper] = deque()  # those to whom it is enough that somebody does the work
+
+    @property
+    def requests(self) -> int:
+        """How many ask the holder to give way; it may look without the lock."""
+        return len(self._asking)
 
     def take(self) -> None:
         """Get the turn, asking whoever has it to give way."""
         with self._lock:
             if self._holder is NOBODY:
                 self._holder = CALLER
-            else:
-                self._take()
+                return
+            sleeper = self._ask()
+        self._sleep(sleeper, self._asking, -1)
 
     def take_or(self, is_done: Callable[[], bool], timeout: float) -> bool:
         """Get the turn when it is free, unless `is_done` comes true first, or the time is over. True: we have it."""
         with self._lock:
+            if self._holder is NOBODY:
+                self._holder = CALLER
+                return True
             if self._holder is CALLER:
-                self._sleep_until(lambda: self._holder is not CALLER or is_done(), timeout)
-                if self._holder is CALLER or is_done():
-                    return False
-            self._take()
-            return True
+                queue, sleeper = self._waiting, _Sleeper(is_done)
+                queue.append(sleeper)
+            else:
+                queue, sleeper, timeout = self._asking, self._ask(), -1
+        return self._sleep(sleeper, queue, timeout)
 
     def try_background(self) -> bool:
         """For the background thread: take the turn only if it is free and nobody asks for it."""
         with self._lock:
-            if self._holder is not NOBODY or self.requests:
+            if self._holder is not NOBODY or self._asking:
                 return False
             self._holder = BACKGROUND
             return True
 
     def give(self) -> None:
         with self._lock:
-            self._holder = NOBODY
-            if self._sleepers:
-                self._changed.notify_all()
+            self._give()
 
     def tell(self) -> None:
         """Something was finished; those who wait for it may go."""
-        if self._sleepers:
+        if self._waiting:
             with self._lock:
-                self._changed.notify_all()
+                for sleeper in [one for one in self._waiting if one.is_done is not None and one.is_done()]:
+                    self._waiting.remove(sleeper)
+                    sleeper.sleep.release()
 
-    def _take(self) -> None:
-        if self._holder is not NOBODY:
-            self.requests += 1
-            try:
-                self._wake()
-                self._sleep_until(lambda: self._holder is NOBODY, None)
-            finally:
-                self.requests -= 1
-        self._holder = CALLER
+    def _ask(self) -> _Sleeper:
+        sleeper = _Sleeper()
+        self._asking.append(sleeper)
+        self._wake()
+        return sleeper
 
-    def _sleep_until(self, is_true: Callable[[], bool], timeout: float | None) -> None:
-        self._sleepers += 1
+    def _sleep(self, sleeper: _Sleeper, queue: deque[_Sleeper], timeout: float) -> bool:
         try:
-            self._changed.wait_for(is_true, timeout)
-        finally:
-            self._sleepers -= 1
+            sleeper.sleep.acquire(timeout=timeout)
+        except BaseException:  # what a signal handler has raised
+            with self._lock:
+                if sleeper.has_turn:
+                    self._give()
+                elif sleeper in queue:
+                    queue.remove(sleeper)
+            raise
+        with self._lock:
+            if not sleeper.has_turn and sleeper in queue:
+                queue.remove(sleeper)
+            return sleeper.has_turn
+
+    def _give(self) -> None:
+        """Hand the turn to the next; if there is nobody, it is free."""
+        queue = self._asking or self._waiting
+        if not queue:
+            self._holder = NOBODY
+            return
+        sleeper = queue.popleft()
+        self._holder, sleeper.has_turn = CALLER, True
+        sleeper.sleep.release()

@@ -32,6 +32,9 @@ from windlass.types import Array, Sequential
 from windlass.worker.store import Store
 
 MOST_BLOCKS = 256
+WINDOW_PASSES = 10
+"""Without rounds a pass may bring little by chance, and only so many say that nothing more will come."""
+
 FULL_PASSES = (1, 3, 6, 10)
 """The first full passes; then every tenth, and one before the end."""
 
@@ -43,7 +46,11 @@ RELIST = 0.7
 
 CAUTION = 0.25
 """How much features of one block that come in the same example count as pulling in one direction. So much more for
-every block that is under way; doubled, up to 1, when the objective has risen."""
+every block that is under way; doubled, up to 1, when the objective has risen. Without rounds it may rise by chance:
+there what was added wears off."""
+
+CAUTION_LEFT = 0.9
+"""So much of it, after every pass in which the objective falls."""
 
 
 @dataclass(slots=True)
@@ -86,7 +93,7 @@ class BlockFit:
         self._table, self._bias = plan.key("weights"), plan.key("bias")
         self.pushed_bytes = self.pulled_bytes = 0
         self.caution = min(1.0, CAUTION * (1 + plan.delay))
-        self.lead = 0.0
+        self.lead, self.turn = 0.0, 0
         # A block is a small batch, and every slot that it touches costs as much as a hundred rows do.
         self._slots = len(store.status()["servers"])
         self._flights: deque[Flight] = deque()
@@ -149,7 +156,7 @@ class BlockFit:
 
     @property
     def _hyper(self) -> dict[str, float]:
-        return {"lead": self.lead}
+        return {"lead": self.lead, "turn": float(self.turn)}
 
     def _launch(self, block: Block) -> None:
         listed, told = block.listed, self.weights.told
@@ -162,13 +169,10 @@ class BlockFit:
 
     def _land(self) -> None:
         flight = self._flights.popleft()
-        block, listed, now = flight.block, flight.block.listed, self.weights.now
+        block, listed = flight.block, flight.block.listed
         rows = flight.task.wait().reshape(-1, 2)
-        self.pulled_bytes += rows.nbytes
-        weights = rows[:, 0]
-        self.columns.move(listed, weights - now[listed])
-        now[listed] = weights
-        awake = (weights != 0) | (np.abs(rows[:, 1]) >= AWAKE * self._plan.l1)
+        self._take(listed, rows)
+        awake = (rows[:, 0] != 0) | (np.abs(rows[:, 1]) >= AWAKE * self._plan.l1)
         if np.count_nonzero(awake) < RELIST * listed.size:
             block.listed, block.is_full = listed[awake], False
 
@@ -178,10 +182,33 @@ class BlockFit:
         bias = float(self._store.pushpull(self._bias, change, hyper=self._hyper)[0])
         self.pushed_bytes += change.nbytes
         self.pulled_bytes += change.nbytes
-        self.columns.move_bias(bias - self.weights.bias)
-        self.weights.bias = bias
+        self._take_bias(bias)
 
     # --- between passes ---
+
+    def meet(self) -> None:
+        """Where workers push without rounds: wait until all have come to the end of this pass, and read what it has
+        come to, so that all look ahead from the same weights."""
+        self._store.barrier()
+        tasks = [
+            self._store.pull(self._table, ids=self.columns.ids[block.listed], wait=False) for block in self.blocks
+        ]
+        for block, task in zip(self.blocks, tasks, strict=True):
+            self._take(block.listed, task.wait().reshape(-1, 2))
+        if self._plan.intercept:
+            bias = self._store.pull(self._bias)
+            self.pulled_bytes += bias.nbytes
+            self._take_bias(float(bias[0]))
+
+    def _take(self, listed: Array, rows: Floats) -> None:
+        """These columns have these weights now."""
+        self.pulled_bytes += rows.nbytes
+        self.columns.move(listed, rows[:, 0] - self.weights.now[listed])
+        self.weights.now[listed] = rows[:, 0]
+
+    def _take_bias(self, bias: float) -> None:
+        self.columns.move_bias(bias - self.weights.bias)
+        self.weights.bias = bias
 
     def look_ahead(self) -> Array:
         """This worker's part of the objective at each of the leads."""
@@ -198,7 +225,7 @@ class BlockFit:
 
     def go_ahead(self, lead: float) -> None:
         """Begin the next pass from there."""
-        self.lead, weights = lead, self.weights
+        self.lead, self.turn, weights = lead, self.turn + 1, self.weights
         self.columns.go_ahead(lead)
         before, weights.before = weights.before, weights.now.copy()
         weights.now = led(weights.now, before, lead)
@@ -216,10 +243,13 @@ def fit(store: Store, rows: Rows, plan: Plan, features_per_row: float, teller: T
     """Fit. Gives the ids and weights that are not 0, and the bias: the same to every worker."""
     num_blocks = plan.blocks or min(MOST_BLOCKS, max(1, round(features_per_row)))
     run = BlockFit(store, rows, plan, num_blocks)
-    votes, is_full, can_lead = 0.0, True, isinstance(plan.consistency, Sequential)
+    votes, is_full, has_rounds = 0.0, True, isinstance(plan.consistency, Sequential)
+    least_caution = run.caution
     for number in range(plan.most_passes + 1):
         if number:
             run.run_pass(number, is_full=is_full)
+            if not has_rounds:
+                run.meet()
         told = teller.change(run.share(number, votes), run.look_ahead())
         heard = teller.hear(store.pushpull(teller.key, told))
         if heard.share.votes >= store.num_workers:
@@ -227,10 +257,12 @@ def fit(store: Store, rows: Rows, plan: Plan, features_per_row: float, teller: T
         fall = teller.fall(1)
         if fall < 0:
             run.caution = min(1.0, 2 * run.caution)
-        is_still = abs(fall) < plan.tolerance
+        elif not has_rounds:
+            run.caution = max(least_caution, CAUTION_LEFT * run.caution)
+        is_still = abs(fall if has_rounds else teller.fall(WINDOW_PASSES)) < plan.tolerance
         votes = float(is_still and is_full)
         is_full = is_still or number + 1 in FULL_PASSES or (number + 1) % 10 == 0
-        run.go_ahead(heard.best_lead if can_lead else 0.0)
+        run.go_ahead(heard.best_lead)
     store.barrier()
     return _read(store, plan, run)
 

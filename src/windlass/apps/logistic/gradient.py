@@ -26,6 +26,7 @@ class GradientFit:
 
     def __init__(self, store: Store, rows: Rows, plan: Plan, num_features: int) -> None:
         self._store, self._plan, self._size = store, plan, num_features
+        self._has_rounds = isinstance(plan.consistency, Sequential)
         features = Features.of(rows)
         self.columns = Columns(rows, features, np.arange(features.ids.size))
         self._chosen = np.arange(len(self.columns))
@@ -38,7 +39,7 @@ class GradientFit:
         self._told = np.zeros_like(mine)
         # What the servers keep: weights times bounds, now, a pass ago, and where the next step begins.
         self._scaled, self._before, self._base = np.zeros_like(mine), np.zeros_like(mine), np.zeros_like(mine)
-        self._lead = 0.0
+        self._lead, self._turn = 0.0, 0
         step = plan.step(store.num_workers)
         for key, size, l1 in ((self._weights, num_features, plan.l1), (self._bias, int(plan.intercept), 0.0)):
             first, update = np.zeros(size, np.float32), Proximal(l1, step)
@@ -55,10 +56,21 @@ class GradientFit:
         found[-1] = self.columns.survey_bias()[0] if self._plan.intercept else 0.0
         change, self._told = found - self._told, found
         given = {self._weights: change[:-1], self._bias: change[self._size : self._size + self._plan.intercept]}
-        parts = self._store.pushpull(given, hyper={"lead": self._lead})
+        hyper = {"lead": self._lead, "turn": float(self._turn)}
         self.pushed_bytes += 4 * (self._size + self._plan.intercept)
+        self._before = self._scaled
+        if self._has_rounds:
+            self._take(self._store.pushpull(given, hyper=hyper))
+            return
+        # So that all look ahead from the same weights, they read what the pushes of all have come to.
+        self._store.push(given, hyper=hyper).wait()
+        self._store.barrier()
+        self._take(dict(zip(given, self._store.pull(list(given)), strict=True)))
+
+    def _take(self, parts: dict[str, Floats]) -> None:
+        """The servers have these weights now."""
         self.pulled_bytes += 4 * (self._size + self._plan.intercept)
-        self._before, self._scaled = self._scaled, np.zeros_like(self._scaled)
+        self._scaled = np.zeros_like(self._scaled)
         self._scaled[: self._size] = parts[self._weights]
         self._scaled[self._size : self._size + self._plan.intercept] = parts[self._bias]
         steps = (self._scaled - self._base) / self._bound
@@ -82,7 +94,7 @@ class GradientFit:
 
     def go_ahead(self, lead: float) -> None:
         """Begin the next pass from there."""
-        self._lead = lead
+        self._lead, self._turn = lead, self._turn + 1
         self.columns.go_ahead(lead)
         self._base = led(self._scaled, self._before, lead)
 
@@ -99,7 +111,7 @@ def fit(store: Store, rows: Rows, plan: Plan, num_features: int, teller: Teller)
             f"algorithm 1 keeps a weight for every id up to the highest, which is {num_features - 1}: take algorithm 3"
         )
     run = GradientFit(store, rows, plan, num_features)
-    votes, can_lead = 0.0, isinstance(plan.consistency, Sequential)
+    votes = 0.0
     for number in range(plan.most_passes + 1):
         if number:
             run.run_pass()
@@ -108,7 +120,7 @@ def fit(store: Store, rows: Rows, plan: Plan, num_features: int, teller: Teller)
         if heard.share.votes >= store.num_workers:
             break
         votes = float(abs(teller.fall(WINDOW_PASSES)) < plan.tolerance)
-        run.go_ahead(heard.best_lead if can_lead else 0.0)
+        run.go_ahead(heard.best_lead)
     found = run.weights
     kept = np.flatnonzero(found[:-1])
     return kept, found[kept], float(found[-1])

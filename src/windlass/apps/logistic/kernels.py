@@ -258,32 +258,36 @@ def _shrink(value: float, by: float) -> float:
 
 
 @jit
-def step(values: Array, changes: Array, gradients: Array, lasts: Array, numbers: Array) -> None:
-    """What `Proximal` does; `numbers` are l1, lr and lead."""
-    l1, lr, lead = numbers
+def step(values: Array, changes: Array, gradients: Array, lasts: Array, turns: Array, numbers: Array) -> None:
+    """What `Proximal` does; `numbers` are l1, lr, lead and turn."""
+    l1, lr, lead, turn = numbers
     for i in range(values.size):
         gradients[i] += changes[i]
-        value, last = values[i], lasts[i]
-        base = value + lead * (value - last) if value * last > 0 else value
-        lasts[i] = value
+        base = values[i]
+        if turns[i] != turn:
+            value, last = values[i], lasts[i]
+            base = value + lead * (value - last) if value * last > 0 else value
+            lasts[i], turns[i] = value, turn
         values[i] = _shrink(base - lr * gradients[i], lr * l1)
 
 
 @jit
-def step_block(values: Array, changes: Array, sums: Array, moves: Array, numbers: Array) -> None:
-    """What `BlockProximal` does; `numbers` are l1, lr and lead, the least bend, and the first radius."""
-    l1, lr, lead, flattest, first_radius = numbers
+def step_block(values: Array, changes: Array, bends: Array, moves: Array, numbers: Array) -> None:
+    """What `BlockProximal` does; `numbers` are l1, lr, lead and turn, the least bend, and the first radius."""
+    l1, lr, lead, turn, flattest, first_radius = numbers
     for i in range(0, values.size, 2):
-        sums[i] += changes[i]
-        sums[i + 1] += changes[i + 1]
-        gradient, bend = sums[i], max(sums[i + 1] / lr, flattest)
+        gradient = values[i + 1] + changes[i]
+        bends[i] += changes[i + 1]
+        bend = max(bends[i] / lr, flattest)
         radius = moves[i] if moves[i] > 0 else first_radius
-        value, last = values[i], moves[i + 1]
-        base = value + lead * (value - last) if value * last > 0 else value
+        base = values[i]
+        if bends[i + 1] != turn:
+            value, last = values[i], moves[i + 1]
+            base = value + lead * (value - last) if value * last > 0 else value
+            moves[i + 1], bends[i + 1] = value, turn
         wanted = _shrink(bend * base - gradient, l1) / bend
         moved = min(max(wanted - base, -radius), radius)
         moves[i] = max(2 * abs(moved), radius / 2)
-        moves[i + 1] = value
         # What is within reach lands exactly: a 0 is a 0.
         values[i] = wanted if abs(wanted - base) <= radius else base + moved
         values[i + 1] = gradient

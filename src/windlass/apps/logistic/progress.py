@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from windlass.apps.logistic.plan import Plan
-from windlass.types import Bounded, Sequential
+from windlass.types import Sequential
 from windlass.worker.store import Store
 
 Numbers = npt.NDArray[np.float64]
@@ -60,9 +60,8 @@ _SIZE = len(Share._fields) + len(LEADS)
 
 def declare(store: Store, plan: Plan) -> None:
     """Make the key. A driver may do it first, to watch from the beginning."""
-    # Once a pass, which is no more often than a bounded delay lets workers be apart for: so all make the same passes.
-    consistency = Sequential() if isinstance(plan.consistency, Bounded) else plan.consistency
-    store.create(plan.key(KEY), np.zeros(_SIZE), update="add", consistency=consistency)
+    # In rounds, whatever the weights are: all look ahead from the same place, and make the same passes.
+    store.create(plan.key(KEY), np.zeros(_SIZE), update="add", consistency=Sequential())
 
 
 def read(store: Store, plan: Plan, num_workers: int) -> Sums:

@@ -32,16 +32,18 @@ def led(value: Array, last: Array, lead: float) -> Array:
 @dataclass(frozen=True)
 class Proximal(Updater):
     """For algorithm 1. An element is a weight times what its second derivative never exceeds, so that one step and one
-    threshold suit all of them; pushes are changes of the gradient. `lead` is momentum: see `led`."""
+    threshold suit all of them; pushes are changes of the gradient. `lead` is momentum: see `led`. The first step of a
+    `turn` begins there, others where the last one ended."""
 
     l1: float = 0.0
     lr: float = 1.0
     lead: float = 0.0
+    turn: float = 0.0
 
-    state: ClassVar[tuple[str, ...]] = ("gradient", "last")
+    state: ClassVar[tuple[str, ...]] = ("gradient", "last", "turn")
 
     def __post_init__(self) -> None:
-        require_finite(self, "l1", "lr", "lead")
+        require_finite(self, "l1", "lr", "lead", "turn")
         require(self.lr > 0, self, "lr", "above 0")
 
     @property
@@ -51,26 +53,28 @@ class Proximal(Updater):
     def update(self, value: Array, grad: Array, state: dict[str, Array], step: int) -> None:
         from windlass.apps.logistic import kernels
 
-        kernels.step(value, grad, state["gradient"], state["last"], np.array([self.l1, self.lr, self.lead], np.float32))
+        numbers = np.array([self.l1, self.lr, self.lead, self.turn], np.float32)
+        kernels.step(value, grad, state["gradient"], state["last"], state["turn"], numbers)
 
 
 @dataclass(frozen=True)
 class BlockProximal(Updater):
     """For algorithm 3. A row is (weight, gradient); pushed are changes of (gradient, second derivative). The weight
     moves to the least of the parabola that these make, and of the penalty; never further than its radius, which doubles
-    what it moved last: a parabola is only good nearby. `lead` is momentum: see `led`.
+    what it moved last: a parabola is only good nearby. `lead` and `turn` are as with `Proximal`.
 
     The gradient of a row tells whoever pulls it how far the weight, if it is 0, is from leaving 0."""
 
     l1: float = 0.0
     lr: float = 1.0
     lead: float = 0.0
+    turn: float = 0.0
 
-    state: ClassVar[tuple[str, ...]] = ("sums", "moves")
-    """The sums of what was pushed; the radius, and the weight before the last update."""
+    state: ClassVar[tuple[str, ...]] = ("bends", "moves")
+    """The second derivative, and the last turn; the radius, and the weight before that turn."""
 
     def __post_init__(self) -> None:
-        require_finite(self, "l1", "lr", "lead")
+        require_finite(self, "l1", "lr", "lead", "turn")
         require(self.lr > 0, self, "lr", "above 0")
 
     @property
@@ -84,5 +88,5 @@ class BlockProximal(Updater):
     def update(self, value: Array, grad: Array, state: dict[str, Array], step: int) -> None:
         from windlass.apps.logistic import kernels
 
-        numbers = np.array([self.l1, self.lr, self.lead, _FLATTEST, _FIRST_RADIUS], np.float32)
-        kernels.step_block(value, grad, state["sums"], state["moves"], numbers)
+        numbers = np.array([self.l1, self.lr, self.lead, self.turn, _FLATTEST, _FIRST_RADIUS], np.float32)
+        kernels.step_block(value, grad, state["bends"], state["moves"], numbers)

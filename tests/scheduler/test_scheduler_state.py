@@ -1,0 +1,60 @@
+"""What the scheduler asks the servers, and what it makes of their answers, message by message."""
+
+from windlass._wire import messages as m
+from windlass._wire.effects import Received, Send
+from windlass.scheduler.state import SchedulerState
+from windlass.types import MANAGER, SERVER, WORKER, Incarnation, KeyId, Node
+
+HEAD, ME = Incarnation(1), Incarnation(10)
+KEY, OTHER = KeyId(1), KeyId(2)
+WORK = m.Workload(name="work", size=3, batch_size=1, epochs=1, step_batches=0)
+
+
+class Scene:
+    """One server, with one shard of one key, and one worker."""
+
+    def __init__(self):
+        self.state = SchedulerState({})
+        nodes = tuple(
+            Node(name=f"node-{who}", role=role, incarnation=who, rank=0, pid=1, addresses=())
+            for who, role in ((HEAD, SERVER), (ME, WORKER))
+        )
+        self.hear(MANAGER, m.Membership(term=2, number=1, nodes=nodes, reason="test"))
+
+    def hear(self, peer, message):
+        return [one.message for one in self.state.handle(Received(peer, message), 0.0) if isinstance(one, Send)]
+
+    def take(self, request, *, done=(), held=(), keys=(KEY,)):
+        return self.hear(ME, m.Take(request=request, workload=WORK, done=done, held=held, keys=keys))
+
+    def tell(self, ask, *counted):
+        """The server says that it counts these batches."""
+        self.hear(HEAD, m.Tallied(ask=ask, key=KEY, shard=0, num_shards=1, floor=0, above=counted))
+        return self.hear(HEAD, m.Tallied(ask=ask, key=KeyId(0), shard=-1, num_shards=1, floor=0, above=()))
+
+
+def test_an_answer_about_some_batches_that_comes_when_all_are_done_does_not_end_the_epoch():
+    scene = Scene()
+    scene.take(1, held=(0,))
+    doubts, granted = scene.tell(1, 0)  # a manager before this one gave it out; does it count everywhere?
+    assert (doubts.ask, granted.batches) == (2, (1,))
+    [granted] = scene.take(2, done=(0, 1))
+    assert granted.batches == (2,)
+    assert scene.take(3, done=(2,)) == []
+    [asked] = scene.tell(2, 0, 2)  # of the first one all is well, but nobody asked about the others
+    assert isinstance(asked, m.Tally)
+    [granted] = scene.tell(asked.ask, 0, 2)
+    assert granted.batches == (1,)
+    [asked] = scene.take(4, done=(1,))
+    [granted] = scene.tell(asked.ask, 0, 1, 2)
+    assert granted.is_over
+
+
+def test_an_answer_about_some_keys_that_comes_when_all_is_done_does_not_end_the_epoch():
+    scene = Scene()
+    scene.take(1, held=(0, 1, 2))
+    [doubts] = scene.tell(1, 0, 1, 2)
+    assert doubts.keys == (KEY,)
+    assert scene.take(2, done=(0, 1, 2), keys=(KEY, OTHER)) == []
+    [asked] = scene.tell(doubts.ask, 0, 1, 2)
+    assert asked == m.Tally(ask=3, workload="work", keys=(KEY, OTHER))
