@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 
 import pytest
 import torch
 from torch import nn
 
 import windlass as wl
+from windlass.torch.charter import Charter, Draft, Terms
 
 MODES = ["store", "allreduce"]
 START = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
@@ -153,3 +156,28 @@ def test_a_backward_that_fails_midway_and_is_run_again_is_right_or_an_error(two,
         optimizer.step()
     for found in two.run(train):
         torch.testing.assert_close(found, plain[0].weight.detach())
+
+
+def test_terms_that_came_while_their_writer_finished_are_found(two):
+    """Who looks too early, and then hears that the writer has finished, looks once more."""
+    looked = threading.Event()
+
+    class Slow(Charter):
+        """What it sees of the store is old by the time it decides."""
+
+        def _read(self, key):
+            found = super()._read(key)
+            if self._store.rank == 1 and found is None:
+                looked.set()
+                until = time.monotonic() + 10
+                while 0 not in self._store.finished_ranks and time.monotonic() < until:
+                    time.sleep(0.001)
+            return found
+
+    def agree(store):
+        if store.rank == 0:
+            assert looked.wait(10)
+        terms = Slow(store, 7).agree("something", lambda: Draft(Terms({"who": store.rank}, []), [], None))
+        return terms.agreed
+
+    assert two.run(agree) == [{"who": 0}, {"who": 0}]

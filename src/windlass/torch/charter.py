@@ -85,6 +85,7 @@ class Charter:
         """The terms. Whoever is the lowest rank writes them, if there are none, and the others wait for them."""
         state = self._store._client.state
         for _ in self._polls(f"{what}: the lowest rank has not made it"):
+            finished = self._store.finished_ranks  # before the look: who has finished by now has written what it will
             found = self._read(self._terms)
             if found is not None:
                 terms = _terms_decoder.decode(found.tobytes())
@@ -94,7 +95,7 @@ class Charter:
                 self._store._put_down(self._terms)
             if self._store.is_lowest:
                 self._write(draft())
-            elif state.lowest_rank in self._store.finished_ranks:
+            elif state.lowest_rank in finished:
                 raise UsageError(
                     f"worker-{state.lowest_rank} has finished its function and makes no further step; "
                     f"worker-{state.rank} waits to hear from it, in making {what}. Let every worker make it"
