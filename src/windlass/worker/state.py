@@ -375,6 +375,7 @@ class WorkerState(Crew, FilteredKeys):
         self.checkpoint = membership.checkpoint
         for key in [key for keys in self._keys.values() for key in keys if key.filtering is not None]:
             key.filtering.forget_peers()  # type: ignore[union-attr]
+        has_missed = generation != (self.generation.term, self.generation.number + 1)
         gone = self._take_members(membership)
         if self.is_out:
             return self.fail_all(ClusterError(f"this worker is not in generation {generation}: {membership.reason}"))
@@ -385,7 +386,7 @@ class WorkerState(Crew, FilteredKeys):
         for server in [who for who, node in gone.items() if node.role is SERVER]:
             self._links.give_up(server)
             effects += self._fail_requests(server, membership.reason)
-        effects += self._on_moves(generation, membership.moves)
+        effects += self._on_moves(generation, membership.moves, has_missed=has_missed)
         if any(self._is_of_crew(node) for who, node in gone.items() if who in membership.dead):
             is_waiting = any(op.push is not None and op.key.is_sequential for op in self.ops.values())
             effects += self._tell_left() if is_waiting else []
@@ -400,9 +401,11 @@ class WorkerState(Crew, FilteredKeys):
                 effects.append(refuse(request, ClusterError(reason)))
         return effects
 
-    def _on_moves(self, generation: Generation, moves: tuple[m.Move, ...]) -> list[Effect | Call]:
-        """Shards have another chain: what their heads have not answered goes to the new ones. What touches a lost one
-        fails, now and later."""
+    def _on_moves(
+        self, generation: Generation, moves: tuple[m.Move, ...], *, has_missed: bool
+    ) -> list[Effect | Call]:
+        """Shards have another chain: what their heads have not answered goes to the new ones; or to the old ones, if
+        generations were missed, in which others may have been. What touches a lost one fails, now and later."""
         moved: set[tuple[KeyId, int]] = set()
         for move in moves:
             self._moves.setdefault(move.key, {})[move.shard] = (generation, move.chain)
@@ -411,7 +414,7 @@ class WorkerState(Crew, FilteredKeys):
                 if not move.chain:
                     self._has_lost = True
                     self._lost[move.key, move.shard] = self.name(before) if before is not None else "a server"
-                if before != key.head(move.shard):
+                if has_missed or before != key.head(move.shard):
                     moved.add((move.key, move.shard))
         return self._send_to(moved) + self._fail_lost() if moved else []
 
