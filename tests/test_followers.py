@@ -202,7 +202,25 @@ def test_a_head_reports_a_round_once_its_chain_has_the_one_before() -> None:
     me.hear(next_, m.Beat(sent=0.0, is_answer=True))
     me.hear(W0, m.Init(request=1, key=KEY, shard=1, pieces=((1, 0, 4),)), [0] * 4)
     me.hear(next_, m.Replicated(key=KEY, shard=1, index=1))
-    assert reported(push(1)) == [1]
+    assert reported(push(1)) == []
+    assert reported(me.hear(next_, m.Replicated(key=KEY, shard=1, index=2))) == [1]  # all of the chain have the draft
     assert reported(push(2)) == [1]  # which is not closed yet
     assert reported(me.hear(keeper, m.Close(key=KEY, shard=1, round=1, members=(W0,)))) == []
-    assert reported(me.hear(next_, m.Replicated(key=KEY, shard=1, index=2))) == [2]
+    assert reported(me.hear(next_, m.Replicated(key=KEY, shard=1, index=4))) == [2]
+
+
+def test_a_keeper_that_takes_over_tells_the_head_that_the_same_generation_names() -> None:
+    """A report came before the generation; it is answered when the keeper's shard gets its new chain, and that of the
+    shard which reported comes later in the same message."""
+    me = Follower(Sequential(), (HEAD,))
+    me.hear(MANAGER, m.Forget(request=0, name="w", key=KEY))
+    me.hear(MANAGER, m.Place(key=KEY, spec=spec(Sequential()), chains=((HEAD, ME), (HEAD, NEXT))))
+    me.entry(1, 0, 0, FIRST)
+    me.entry(2, 0, 0, m.LogEntry(kind=m.Kind.DRAFT, clock=1, members=(W0,), elements=(4,), draft=1))
+    closed = m.LogEntry(kind=m.Kind.ROUND, clock=1, members=(W0,), elements=(4,), draft=1)
+    me.hear(HEAD, m.Replicate(key=KEY, shard=0, index=3, part=0, pieces=(), entry=closed))
+    report = m.Staged(key=KEY, shard=1, round=1, term=1, number=2, members=(W0,), draft=1, drafted=(W0,))
+    assert me.hear(NEXT, report) == []
+    moves = (m.Move(KEY, 0, (ME,), is_settled=True), m.Move(KEY, 1, (NEXT,), is_settled=True))
+    said = me.generation((ME, NEXT, W0), *moves)
+    assert [peer for peer, message in said if isinstance(message, m.Close)] == [NEXT]

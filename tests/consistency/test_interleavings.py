@@ -85,8 +85,8 @@ def test_a_lost_frame_costs_no_push_though_its_sender_goes_on_sending(crew: Crew
 
 def test_a_message_that_comes_twice_counts_once_whatever_its_kind(crew: Crew) -> None:
     limits = replace(
-        CALM, servers=(2, 3), replicas=(1, 2), workers=(2, 3), clock=(2, 3), breaks=1, joins=1, additions=2, drains=1,
-        cuts=1, copies=50, readers=1, hurry=(0.07,), large=0.3,
+        CALM, servers=(2, 3), replicas=(1, 2), workers=(3, 4), clock=(2, 3), breaks=1, joins=1, departures=2,
+        additions=2, drains=1, cuts=1, copies=50, readers=1, hurry=(0.07,), large=0.3,
     )  # fmt: skip
     shots = check_seeds(crew, range(120), limits)
     for kind in set(KINDS) - set(shots.copied) - {"Drain"}:

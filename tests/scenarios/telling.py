@@ -47,7 +47,9 @@ def _what(message: m.AnyMessage, name: Name) -> str:
             return f"clock {message.clock}{message.error and ': ' + message.error}"
         case m.Pull() | m.Pulled():
             return f"after push {message.clock}"
-        case m.Staged() | m.Close():
+        case m.Staged(drafted=drafted):
+            return f"round {message.round} of {names(drafted)}"
+        case m.Propose() | m.Close():
             return f"round {message.round} of {names(message.members)}"
         case m.Replicate(entry=entry):
             told_entry = f": {_entry(entry, name)}" if entry is not None else f", part {message.part}"
@@ -80,6 +82,7 @@ def _what(message: m.AnyMessage, name: Name) -> str:
 
 
 def _entry(entry: m.LogEntry, name: Name) -> str:
-    if entry.kind is m.Kind.ROUND:
-        return f"round {entry.clock} of {' '.join(map(name, entry.members))}"
+    if entry.kind in (m.Kind.ROUND, m.Kind.DRAFT):
+        draft = "draft of " if entry.kind is m.Kind.DRAFT else ""
+        return f"{draft}round {entry.clock} of {' '.join(map(name, entry.members))}"
     return f"{entry.kind.value} {name(entry.who) if entry.who else ''}".rstrip()

@@ -13,8 +13,9 @@ from windlass.types import Incarnation, KeyId, Lease
 
 
 class Staged(Message, frozen=True):
-    """Head to keeper: in this generation the shard has all pieces of round `round` from these workers, and every live
-    worker is among them. With `error`, it cannot take them, and says why."""
+    """Head to keeper: in this generation the shard has all pieces of round `round` from `members`, and every live
+    worker is among them; and its chain has `draft` of it, which is of those who are `drafted`. With `error`, it cannot
+    take them, and says why."""
 
     key: KeyId
     shard: int
@@ -23,6 +24,21 @@ class Staged(Message, frozen=True):
     number: int
     members: tuple[Incarnation, ...]
     error: str = ""
+    draft: int = 0
+    drafted: tuple[Incarnation, ...] = ()
+
+
+class Propose(Message, frozen=True):
+    """Keeper to the head of a shard, in this generation: shards have drafts of round `round` of different members. Make
+    one of exactly these, in place of `draft`."""
+
+    key: KeyId
+    shard: int
+    round: int
+    term: int
+    number: int
+    draft: int
+    members: tuple[Incarnation, ...]
 
 
 class Close(Message, frozen=True):
@@ -39,7 +55,8 @@ class Close(Message, frozen=True):
 class Kind(Enum):
     """What an entry of a shard's log does."""
 
-    ROUND = "round"  # reduced pieces, applied once: round `clock` of `members`
+    ROUND = "round"  # reduced pieces, applied once: round `clock` of `members`; those of `draft`, if there is one
+    DRAFT = "draft"  # reduced pieces, kept until round `clock` is closed, if it is with just these `members`
     PUSH = "push"  # the same: part `part` of `parts` of push `clock` of `who`
     FIRST = "first"  # pieces of the first value
     WRITE = "write"  # pieces that the driver set
@@ -67,6 +84,8 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fa
     now: float = 0.0  # of a round, a push or a write to a table: when, by the time of the shard
     count: int = -1  # as in Restore
     is_refused: bool = False  # of a round: as Close says, for this `error`
+    draft: int = 0  # which of a round's drafts it is, or was made of
+    skipped: tuple[int, ...] = ()  # of a round that failed: slots that took nothing of its draft
 
 
 class Replicate(Message, frozen=True):
@@ -193,4 +212,4 @@ class PassOn(Message, frozen=True):
     """Server to manager: tell `peer` this, for I cannot reach it. And manager to server: `peer` says this."""
 
     peer: Incarnation
-    message: Staged | Close | Read | Commit
+    message: Staged | Propose | Close | Read | Commit

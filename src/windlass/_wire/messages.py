@@ -23,6 +23,7 @@ from windlass._wire.chains import Drain as Drain
 from windlass._wire.chains import Kind as Kind
 from windlass._wire.chains import LogEntry as LogEntry
 from windlass._wire.chains import PassOn as PassOn
+from windlass._wire.chains import Propose as Propose
 from windlass._wire.chains import Ready as Ready
 from windlass._wire.chains import Recruited as Recruited
 from windlass._wire.chains import Replicate as Replicate
@@ -225,6 +226,7 @@ AnyMessage = (
     | Release
     | Hold
     | Staged
+    | Propose
     | Close
     | Replicate
     | Replicated

@@ -1,14 +1,16 @@
 """Sequential rounds: staging on every shard, closing by the keeper.
 
 A *contribution* is what one worker pushed for one round on one shard; it may come in several parts. A contribution is
-*whole* when all its parts are here. A shard whose live workers have all made whole contributions reports so to the
-keeper; the keeper closes a round once every shard of the key has reported, with the workers that are whole on all of
-them. So a worker that died in the middle of a push counts everywhere or nowhere.
+*whole* when all its parts are here. A shard whose live workers have all made whole contributions reduces them to a
+*draft*, and when all of its chain have that, reports so to the keeper. The keeper closes a round once every shard of
+the key has a draft of the same workers; if some have others, it proposes those that are whole on all. So a worker that
+died in the middle of a push, or whose push died with a server, counts everywhere or nowhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -56,6 +58,11 @@ class Rounds:
     def find(self, who: Incarnation, round: int) -> Contribution | None:
         return self._staged.get(round, {}).get(who)
 
+    def of(self, round: int, members: Iterable[Incarnation]) -> dict[Incarnation, Contribution]:
+        """The contributions of these, as far as they are here."""
+        staged = self._staged.get(round, {})
+        return {who: staged[who] for who in members if who in staged}
+
     def whole(self, round: int) -> tuple[Incarnation, ...]:
         return tuple([who for who, made in self._staged.get(round, {}).items() if made.is_whole])
 
@@ -100,41 +107,57 @@ class Rounds:
         )
 
 
+class Report(NamedTuple):
+    """What the head of a shard has said of its next round."""
+
+    generation: Generation
+    round: int
+    draft: int
+    drafted: frozenset[Incarnation]
+    members: frozenset[Incarnation]
+
+
 class Keeper:
-    """Collects the reports of one key's shards and decides when its next round closes."""
+    """Collects the reports of one key's shards and decides when its next round closes, and with whom."""
 
     def __init__(self, num_shards: int) -> None:
         self._num_shards = num_shards
-        self._reports: dict[int, tuple[int, Generation, frozenset[Incarnation]]] = {}
+        self._reports: dict[int, Report] = {}
 
-    def report(self, shard: int, round: int, generation: Generation, members: Iterable[Incarnation]) -> None:
-        """What came late, on its way around a cut, takes nothing back: within a generation rounds and their members
+    def report(self, shard: int, report: Report) -> None:
+        """What came late, on its way around a cut, takes nothing back: within a generation rounds, drafts and members
         only become more."""
-        said = frozenset(members)
         last = self._reports.get(shard)
-        if last is not None and (last[1], last[0]) >= (generation, round):
-            if (last[1], last[0]) != (generation, round):
+        if last is not None and last[:3] >= report[:3]:
+            if last[:3] != report[:3]:
                 return
-            said |= last[2]
-        self._reports[shard] = (round, generation, said)
+            report = report._replace(members=report.members | last.members)
+        self._reports[shard] = report
 
     def verdict(
         self, round: int, generation: Generation, live: Collection[Incarnation]
     ) -> frozenset[Incarnation] | None:
-        """The members of this round, if every shard has reported it in this generation; else None.
+        """The members of this round, if every shard has reported it in this generation; else None. The round may be
+        closed with them once every shard's draft is of just these: `others` says whose are not.
 
         A report of an older generation does not count: a worker that has left since may have been half staged
         elsewhere, and only a report made after its departure is final about it. Nor does one without a live worker that
         another has: it came to the key meanwhile, and its pieces are on their way.
         """
+        reports = [self._reports.get(shard) for shard in range(self._num_shards)]
         members: frozenset[Incarnation] | None = None
         anywhere: set[Incarnation] = set()
-        for shard in range(self._num_shards):
-            report = self._reports.get(shard)
-            if report is None or report[0] != round or report[1] != generation:
+        for report in reports:
+            if report is None or report.round != round or report.generation != generation:
                 return None
-            anywhere |= report[2]
-            members = report[2] if members is None else members & report[2]
-        if members is not None and any(who in live for who in anywhere - members):
-            return None
-        return members
+            anywhere |= report.members
+            members = report.members if members is None else members & report.members
+        needed = {who for who in anywhere if who in live}
+        drafted = {report.drafted for report in reports if report is not None}
+        if len(drafted) == 1 and needed <= (all_have := drafted.pop()):
+            return all_have
+        return members if members is not None and needed <= members else None
+
+    def others(self, members: frozenset[Incarnation]) -> list[tuple[int, int]]:
+        """Shards whose draft is of others than these, and which draft that is."""
+        return [(shard, report.draft) for shard, report in self._reports.items() if report.drafted != members]

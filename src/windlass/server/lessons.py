@@ -27,6 +27,8 @@ class Lessons(Answers):
     base: int
     lesson: int  # the last one begun, by us or with us; what belongs to earlier ones is void
     being_shown: dict[int, dict[int, tuple[str, Array]]]  # by slot, and by part
+    awaits: bool  # the end of a round of which a draft is here: a learner would not have it
+    is_lesson_due: bool  # when that has come
     counted: dict[Incarnation, int]
     batches: CountedBatches
     resting: set[Incarnation]
@@ -40,6 +42,7 @@ class Lessons(Answers):
         if self.log.learner != learner or self.log.teaching not in (Teaching.WAITING, Teaching.SHOWING):
             return []
         self.lesson += 1
+        self.is_lesson_due = False
         slots = [Teach(self.lesson, learner, slot) for slot in self.slots]
         return self.queue([Teach(self.lesson, learner), *slots, Teach(self.lesson, learner, is_end=True)])
 
@@ -48,6 +51,10 @@ class Lessons(Answers):
         if log.learner != unit.learner or unit.lesson != self.lesson:
             return []
         if unit.slot < 0 and not unit.is_end:
+            if self.awaits:
+                self.lesson += 1  # the rest of this one is void
+                self.is_lesson_due = True
+                return []
             return log.show(unit.lesson, self.counts())
         if log.teaching is not Teaching.SHOWING:
             return []

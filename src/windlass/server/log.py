@@ -83,7 +83,7 @@ class Log:
 
     # With more than 30 attributes in a dictionary, each instance has keys of its own, and is three times as slow.
     __slots__ = (
-        "_acked", "_applying", "_coming", "_handed_on", "_hands_on", "_held", "_is_taught", "_is_teaching",
+        "_acked", "_applying", "_coming", "_drafts", "_handed_on", "_hands_on", "_held", "_is_taught", "_is_teaching",
         "_joins_at", "_kept", "_memory", "_open", "_pending", "_pins", "_shown", "applied", "chain",
         "downstream", "index", "is_head", "is_heir", "is_last", "key", "learner", "me", "predecessor",
         "replicated_bytes", "safe", "shard", "standing", "successor", "teaching",
@@ -110,6 +110,7 @@ class Log:
         self._pending: tuple[Pieces, Blocks] | None = None  # its last part so far, not sent: it may be the last
         self._coming: list[Coming] = []
         self._applying: deque[Whole] = deque()
+        self._drafts: list[Whole] = []  # kept beside the value
         self._handed_on = 0  # the last entry that was, or need not be, sent to whoever comes after us
         self._hands_on = False  # whether the entry that is coming is, part by part
         self._held: deque[tuple[int, Send]] = deque()
@@ -407,19 +408,27 @@ class Log:
 
     def reading(self, peer: Incarnation) -> list[int]:
         """That peer's pins on what is still to be applied here."""
-        parts = [*self._coming, *(part for whole in self._applying for part in whole.parts)]
+        parts = [*self._coming, *(part for whole in (*self._applying, *self._drafts) for part in whole.parts)]
         return [pin for part in parts if part.theirs[0] == peer for pin in part.theirs[1]]
 
     def _is_reading(self, peer: Incarnation, pins: tuple[int, ...]) -> bool:
         return not set(pins).isdisjoint(self.reading(peer))
 
-    def drop(self, whole: Whole) -> list[Effect]:
-        """The entry is not to be applied any more."""
-        self._applying.remove(whole)
+    def keep(self, whole: Whole) -> None:
+        """The entry is a draft: what it brought is needed until `unkeep`."""
+        self._drafts.append(whole)
+
+    def unkeep(self, whole: Whole) -> list[Effect]:
+        self._drafts.remove(whole)
         return [effect for part in whole.parts for effect in self.release(part)]
 
-    def mark(self, whole: Whole) -> list[Effect]:
-        """The entry is in the value here."""
+    def drop(self, whole: Whole, *, is_kept: bool = False) -> list[Effect]:
+        """The entry is not to be applied any more."""
+        self._applying.remove(whole)
+        return [] if is_kept else [effect for part in whole.parts for effect in self.release(part)]
+
+    def mark(self, whole: Whole, *, is_kept: bool = False) -> list[Effect]:
+        """The entry is in the value here, or kept beside it."""
         self.applied = whole.index
         self._applying.remove(whole)
         handed: list[Effect] = []
@@ -429,7 +438,9 @@ class Log:
                 kept = self._copied(whole)
                 self._kept.append(kept)
                 handed = [self._replicate(self.downstream, part, blocks) for part, blocks in kept.parts]
-        return handed + [effect for part in whole.parts for effect in self.release(part)] + self.acknowledge()
+        if not is_kept:
+            handed += [effect for part in whole.parts for effect in self.release(part)]
+        return handed + self.acknowledge()
 
     def acknowledge(self) -> list[Effect]:
         """Tell the predecessor, if there is something new to tell."""

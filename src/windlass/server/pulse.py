@@ -171,7 +171,9 @@ def go_around(effects: list[Effect], detours: Collection[Incarnation]) -> list[E
     """What is said of rounds to those out of reach goes through the manager. No data does."""
     return [
         Send(MANAGER, m.PassOn(peer=one.peer, message=one.message))
-        if type(one) is Send and one.peer in detours and isinstance(one.message, m.Staged | m.Close | m.Read | m.Commit)
+        if type(one) is Send
+        and one.peer in detours
+        and isinstance(one.message, m.Staged | m.Propose | m.Close | m.Read | m.Commit)
         else one
         for one in effects
     ]

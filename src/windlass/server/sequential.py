@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from windlass._wire import messages as m
-from windlass._wire.effects import Effect, Later, Log, Send
+from windlass._wire.effects import Effect, Later, Recycle, Send
 from windlass.consistency import YES, Admission, Keeper, Rounds, Verdict
 from windlass.consistency.clocks import NEXT
-from windlass.consistency.rounds import Contribution, StagedPiece
+from windlass.consistency.rounds import Report, StagedPiece
 from windlass.consistency.verdict import who_lacks
 from windlass.server.content import Content
+from windlass.server.drafting import DraftingShard
 from windlass.server.host import Host, Routes
-from windlass.server.shard import Shard
-from windlass.server.units import ROUND, Apply, End, Freezing, HeldSlot, Order, Unit, count_given, count_staged
-from windlass.types import Generation, Incarnation, Lease
-
-ROUND_KIND = m.Kind.ROUND
+from windlass.server.units import ROUND, Apply, Draft, End, Freezing, HeldSlot, LetGo, Order, Unit, count_given
+from windlass.types import Generation, Incarnation
 
 
 class Advance:
@@ -27,9 +27,9 @@ class Advance:
         return "Advance()"
 
 
-class SequentialShard(Shard):
+class SequentialShard(DraftingShard):
     __slots__ = (
-        "_ahead", "_gone", "_judged", "_objections", "_reported", "_reports", "rounds",
+        "_ahead", "_gone", "_judged", "_objections", "_reports",
     )  # fmt: skip
 
     answers_by_slot = True
@@ -38,10 +38,8 @@ class SequentialShard(Shard):
 
     def __init__(self, place: m.Place, number: int, slots: dict[int, Content], routes: Routes, host: Host) -> None:
         super().__init__(place, number, slots, routes, host)
-        self.rounds = Rounds()
         self._reports = self.keeper_kind(self.num_shards)  # used by the keeper alone
         self._gone: list[Incarnation] = []  # departed workers whose last push is in a round that is being applied
-        self._reported = 0  # the last round that the keeper was told of
         self._judged: tuple[int, tuple[Incarnation, ...], str] = (0, (), "")  # round, whose, why it cannot be taken
         self._objections: dict[int, tuple[int, str]] = {}  # keeper: by shard, of the last round it reported
         self._ahead: list[Order | Freezing] = []  # the keeper's orders for rounds that are not closed here yet
@@ -110,7 +108,8 @@ class SequentialShard(Shard):
         if not self.is_keeper:
             return []
         mine = range(1, self.num_shards)
-        return [close for shard in mine if self.routes.head(shard) == server for close in self._close_again(shard)]
+        again = [close for shard in mine if self.routes.head(shard) == server for close in self._close_again(shard)]
+        return again + self._decide()
 
     def _close_again(self, shard: int) -> list[Effect]:
         closed, head = self.rounds.closed, self.routes.head(shard)
@@ -125,61 +124,94 @@ class SequentialShard(Shard):
 
     @property
     def speaks(self) -> bool:
-        """A pause begins between two rounds. While the keeper may count on what is staged here, another head would not
-        have what a worker gave before it died."""
-        return self.log.is_head and (not self.is_pausing or self._reported == self.rounds.closed + 1)
+        """A pause begins between two rounds: while the keeper may count on a draft, nobody else takes over."""
+        return self.log.is_head and (not self.is_pausing or self._draft is not None)
 
     def settle(self) -> list[Effect]:
         return [] if self.speaks else super().settle()
 
     def advance(self) -> list[Effect]:
-        """Close the next round, or report to its keeper, if everything for it is here. Only the first that our chain
-        does not have: the keeper says again how the last round ended, and who comes after us must not need another."""
+        """Close the next round, or draft it and report to its keeper, if everything for it is here. Only the first that
+        our chain does not have: the keeper says again how the last round ended, and who comes after us must not need
+        another."""
         if not self.is_round_ready():
             return []
         round = self.rounds.closed + 1
-        whole = self.rounds.whole(round)
         if self.num_shards == 1:
-            return self.close(round, whole)
+            return self.close(round, self.rounds.whole(round))
         if self.version < self.rounds.closed:
             return []  # the one before is still to be applied; what is said then is held back until it is safe
-        if self.may_refuse and self._judged[:2] != (round, whole):
-            self._judged = (round, whole, self._refusal_of(round, whole))
+        if self._draft is None:
+            return self.make_draft(round, self.rounds.whole(round), 1)
+        return self.report_draft(self._draft) if self._draft.is_made else []
+
+    def report_draft(self, draft: Draft) -> list[Effect]:
+        round, drafted = draft.entry.clock, draft.entry.members
+        if self.may_refuse and self._judged[:2] != (round, drafted):
+            problem = self.refusal(draft.pieces, (ROUND, round))
+            self._judged = (round, drafted, self.nothing_taken(problem) if problem else "")
         term, number = self.members.generation
-        self._reported = round
         report = m.Staged(
-            key=self.id, shard=self.number, round=round, term=term, number=number, members=whole, error=self._judged[2]
-        )
-        if self.is_keeper:
+            key=self.id, shard=self.number, round=round, term=term, number=number, members=self.rounds.whole(round),
+            error=self._judged[2], draft=draft.number, drafted=drafted,
+        )  # fmt: skip
+        if self.is_keeper and self.log.is_last:
             return self.staged(report)
         keeper = self.routes.keeper
         return [] if keeper is None else [Send(keeper, report)]
 
-    def _refusal_of(self, round: int, members: tuple[Incarnation, ...]) -> str:
-        """Why what these have pushed cannot be taken here, if so."""
-        made = [self.rounds.find(who, round) for who in members]
-        problem = self.refusal([piece for one in made if one is not None for piece in one.pieces], (ROUND, round))
-        return self.nothing_taken(problem) if problem else ""
+    def propose(self, asked: m.Propose) -> list[Effect]:
+        """The keeper wants a draft of other members, in place of the one that we reported. It has not closed the round
+        with that one, nor will it: of an earlier keeper's word we could not know that."""
+        draft = self._draft
+        if draft is None or not draft.is_made or (draft.entry.clock, draft.number) != (asked.round, asked.draft):
+            return []
+        is_now = Generation(asked.term, asked.number) == self.members.generation
+        if not is_now or not self.rounds.has(asked.round, asked.members):
+            return []
+        return self.make_draft(asked.round, asked.members, draft.number + 1)
 
     def staged(self, report: m.Staged) -> list[Effect]:
         """Keeper: a shard has everything of a round. A round closed already is told again: the word was lost."""
         if report.round <= self.rounds.closed:
             is_last = report.round == self.rounds.closed and report.shard != self.number
             return self._close_again(report.shard) if is_last else []
-        self._reports.report(report.shard, report.round, Generation(report.term, report.number), report.members)
+        generation, drafted = Generation(report.term, report.number), frozenset(report.drafted)
+        said = Report(generation, report.round, report.draft, drafted, frozenset(report.members))
+        self._reports.report(report.shard, said)
         self._objections[report.shard] = (report.round, report.error)
-        if report.round != self.rounds.closed + 1 or not self.rounds.is_ready(self.crew, self.clocks.received):
-            return []  # in the last case somebody has come since we reported ourselves
-        agreed = self._reports.verdict(report.round, self.members.generation, self.members.live)
+        return self._decide()
+
+    def _decide(self) -> list[Effect]:
+        """Keeper: close the next round, if all shards have drafted it of the same members; or have them do so."""
+        round = self.rounds.closed + 1
+        if not self.rounds.is_ready(self.crew, self.clocks.received):
+            return []  # somebody has come since we reported ourselves
+        agreed = self._reports.verdict(round, self.members.generation, self.members.live)
         if agreed is None:
             return []
         members = tuple(agreed)
+        others = self._reports.others(agreed)
+        if others:
+            return self._propose(round, members, others)
         # A round is closed once the keeper's chain knows of it: then no other end of it can be decided. Where nobody
         # comes after the keeper, that is now.
-        objections = (error for round, error in self._objections.values() if round == report.round and error)
+        objections = (error for judged, error in self._objections.values() if judged == round and error)
         refusal = next(objections, "")
-        told = self._tell_closed(report.round, members, refusal) if self.log.is_last else []
-        return told + self.close(report.round, members, refusal)
+        told = self._tell_closed(round, members, refusal) if self.log.is_last else []
+        return told + self.close(round, members, refusal)
+
+    def _propose(self, round: int, members: tuple[Incarnation, ...], others: list[tuple[int, int]]) -> list[Effect]:
+        term, number = self.members.generation
+        return [
+            Send(
+                head,
+                m.Propose(
+                    key=self.id, shard=shard, round=round, term=term, number=number, draft=draft, members=members
+                ),
+            )
+            for shard, draft in others if (head := self.routes.head(shard)) is not None
+        ]  # fmt: skip
 
     def _tell_closed(self, round: int, members: tuple[Incarnation, ...], refusal: str) -> list[Effect]:
         return [
@@ -189,43 +221,32 @@ class SequentialShard(Shard):
 
     def close(self, round: int, members: tuple[Incarnation, ...], refusal: str = "") -> list[Effect]:
         """The round is decided: queue its update for every slot here, or that it is refused, on every shard. Safe to
-        repeat. Who became the head after the old one had reported does not have everything yet: it reports when it has,
-        and is told again."""
+        repeat. Who became the head after the old one had reported does not have everybody's pieces yet: it reports when
+        it has, and is told again."""
         live = self.members.live
         if round != self.rounds.closed + 1 or not self.rounds.has(round, [who for who in members if who in live]):
             return []
-        ranked = members if len(members) == 1 else tuple(sorted(members, key=self.members.rank))
+        draft = self._draft
+        if self.num_shards == 1:
+            draft = self.compose(round, members)
+        elif draft is None or not draft.is_made or set(draft.entry.members) != set(members):
+            return []  # of an earlier head: we report what we have
+        self._draft, ranked = None, draft.entry.members
         made = self.rounds.close(ranked, refusal)
-        effects = self._warn_of_missing(round, ranked, made) if len(made) < len(ranked) else []
-        self._gone += [who for who in made if who not in live]  # their last word
+        self._gone += [who for who in ranked if who not in live]  # their last word
         push = (ROUND, round)
-        if refusal:
-            self._errors[push] = refusal
-        counted, leases = self._lease(made)
-        hyper = next(iter(counted.values())).hyper if counted else None
-        if len(counted) > 1 and any(one.hyper != hyper for one in counted.values()):
-            told = ", ".join(f"{self.members.name(who)} {one.hyper}" for who, one in counted.items())
-            self._errors[push] = f"the hyper-parameters of round {round} of '{self.spec.name}' differ: {told}"
-        by_slot: dict[int, list[StagedPiece]] = {number: [] for number in self.slots}
-        elements = dict.fromkeys(ranked, 0)
-        if push not in self._errors:
-            for who, one in made.items():  # work that was done before is accounted for, too
-                elements[who] = count_staged(one.pieces) if self.decoder is None else one.elements
-            for one in counted.values():
-                for piece in one.pieces:
-                    by_slot[piece[0]].append(piece)
-        now = self.time.now()
-        entry = m.LogEntry(
-            kind=ROUND_KIND, clock=round, members=ranked, hyper=hyper, elements=tuple(elements.values()), leases=leases,
-            now=now, is_refused=bool(refusal),
-        )  # fmt: skip
+        entry = msgspec.structs.replace(
+            draft.entry, now=self.time.now(), is_refused=bool(refusal), draft=draft.number if draft.is_reduced else 0
+        )
+        if refusal or draft.error:
+            self._errors[push] = refusal or draft.error
+            entry = msgspec.structs.replace(entry, elements=(0,) * len(ranked))
+        for lease in entry.leases:
+            self.batches.take(lease.workload, lease.numbers)
         acks = tuple([who for who, one in made.items() if one.wants_ack])
-        divisor = max(1, len(ranked) - (len(made) - len(counted)))
-        units: list[Unit] = [Apply(number, pieces, divisor, hyper, push, now) for number, pieces in by_slot.items()]
-        units.append(End(push, ranked, acks, entry))
-        if self.may_refuse:
-            units[:0] = self.checks([piece for pieces in by_slot.values() for piece in pieces], push)
-        effects += self.queue(units)
+        effects = self.queue([*self._updates(draft, entry, push), End(push, ranked, acks, entry), LetGo(draft)])
+        if draft.is_reduced:
+            effects.append(Recycle(tuple([piece[3] for one in made.values() for piece in one.pieces])))
         if self._ahead:
             ahead, self._ahead = self._ahead, []
             for order in ahead:
@@ -234,34 +255,18 @@ class SequentialShard(Shard):
             effects.append(Later((self, Advance())))
         return effects
 
-    def _lease(
-        self, made: dict[Incarnation, Contribution]
-    ) -> tuple[dict[Incarnation, Contribution], tuple[Lease, ...]]:
-        """Those whose work counts, and what they complete: of two who did the same work, the lower rank's; nobody's, if
-        it has been counted. All shards of a key have the same rounds, and come to the same."""
-        if all(one.lease is None for one in made.values()):
-            return made, ()
-        counted: dict[Incarnation, Contribution] = {}
-        leases: list[Lease] = []
-        for who, one in made.items():
-            if one.lease is not None:
-                if not self.batches.is_free(one.lease.workload, one.lease.numbers):
-                    continue
-                self.batches.take(one.lease.workload, one.lease.numbers)
-                leases.append(one.lease)
-            counted[who] = one
-        return counted, tuple(leases)
-
-    def _warn_of_missing(
-        self, round: int, members: tuple[Incarnation, ...], made: dict[Incarnation, Contribution]
-    ) -> list[Effect]:
-        """A worker and the head of this shard died in the same round, which other shards had closed: what the worker
-        gave to this one died with the head."""
-        lo, hi = self.spec.shard_range(self.number, self.num_shards)
-        who = ", ".join(self.members.name(one) for one in members if one not in made)
-        unit = "slots" if self.is_table else "elements"
-        text = f"round {round} of '{self.spec.name}' lacks what {who} gave to {unit} [{lo}, {hi})"
-        return [Log("warning", f"{text}: it died with a server")]
+    def _updates(self, draft: Draft, entry: m.LogEntry, push: tuple[Incarnation, int]) -> list[Unit]:
+        by_slot: dict[int, list[StagedPiece]] = {number: [] for number in self.slots}
+        for piece in draft.pieces:
+            by_slot[piece[0]].append(piece)
+        is_reduced = draft.is_reduced
+        return [
+            *self.checks(draft.pieces, push),
+            *(
+                Apply(number, pieces, draft.divisor, entry.hyper, push, entry.now, is_reduced, is_reduced)
+                for number, pieces in by_slot.items()
+            ),
+        ]
 
     def end(self, end: End) -> list[Effect]:
         effects = super().end(end)
@@ -273,7 +278,9 @@ class SequentialShard(Shard):
 
     def demote(self) -> None:
         super().demote()
-        self._reported = 0
+        if self._draft is not None and self._draft.whole is None:
+            self.forget_draft()
+        self.awaits = self._draft is not None
         members, refusals, closed = self.rounds.members, self.rounds.refusals, self.rounds.closed
         self.rounds = Rounds(closed)
         self.rounds.members, self.rounds.refusals = members, refusals

@@ -39,15 +39,19 @@ from windlass.server.units import (
     Apply,
     ApplyRows,
     Check,
+    Drafted,
     Echo,
     End,
     First,
     Freezing,
     HeldSlot,
+    Keep,
     Learn,
+    LetGo,
     Mark,
     Order,
     Put,
+    Reduce,
     Rest,
     Restored,
     SetAside,
@@ -70,6 +74,7 @@ DOING: dict[type[Unit], str] = {
     SetAside: "_set_aside", Put: "_put", First: "_first", Start: "_start", Rest: "_rest",
     Restored: "_restore", Teach: "_teach", Learn: "_learn", Freezing: "carry_out",
     m.Read: "_carry_out", m.Commit: "_carry_out",
+    Reduce: "_reduce_slot", Drafted: "_drafted", Keep: "_keep", LetGo: "_let_go",
 }  # fmt: skip
 """Which method of a shard does a unit: found at once, where asking for one kind after the other took longer than most
 of them take."""
@@ -81,11 +86,11 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
     # With more than 30 attributes in a dictionary, each instance has keys of its own, and is three times as slow.
     __slots__ = (
         "_aside", "_at_once_bytes", "_attaching", "_backlog", "_crew", "_ends", "_errors", "_memory", "_pins",
-        "_put_at", "_refused", "_residuals", "_void", "_writes", "_written", "ancestors", "base", "batches",
-        "being_shown", "chained_in", "clocks", "counted", "decoder", "early", "freezer", "has_settled", "id",
-        "is_pausing", "is_table", "itemsize", "lesson", "log", "may_refuse", "me", "members", "num_shards", "number",
-        "ready_learner", "ready_since", "residuals", "resting", "routes", "slots", "spec", "taught_since",
-        "time", "traffic", "version", "whole", "whole_bytes",
+        "_put_at", "_refused", "_residuals", "_skipped", "_void", "_writes", "_written", "ancestors", "awaits", "base",
+        "batches", "being_shown", "chained_in", "clocks", "counted", "decoder", "early", "freezer", "has_settled", "id",
+        "is_lesson_due", "is_pausing", "is_table", "itemsize", "lesson", "log", "may_refuse", "me", "members",
+        "num_shards", "number", "ready_learner", "ready_since", "residuals", "resting", "routes", "slots", "spec",
+        "taught_since", "time", "traffic", "version", "whole", "whole_bytes",
     )  # fmt: skip
 
     log_kind: type[ShardLog] = ShardLog
@@ -126,6 +131,7 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         self.ready_since = Generation(0, 0)  # as of which generation
         self.taught_since = Generation(0, 0)  # the one that gave us the learner that we have
         self.being_shown = {}
+        self.awaits = self.is_lesson_due = False
         self.time = ShardTime(host.clock)
         self.has_settled = False  # and was told that this is so
         self.is_pausing = False  # the manager wants another chain to go on: nothing new is begun
@@ -141,6 +147,7 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         self._ends: dict[tuple[Incarnation, int], End] = {}  # queued, not done
         self._attaching: list[tuple[Incarnation, int, bool]] = []
         self._writes, self._written, self._put_at, self._aside = {}, {}, 0.0, {}
+        self._skipped = []
         for who in self.live:
             self.clocks.start(who, 0)
 
@@ -475,13 +482,15 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
             return self._drop(unit)
         return self._do(unit)
 
-    def begin_lesson(self, show: m.Show) -> None:
+    def begin_lesson(self, show: m.Show) -> list[Effect]:
         """Become a learner from the beginning. What is queued belongs to what was here before, and is void: it would be
         counted once more, or put an old slot in the place of what is shown now."""
         self.lesson, self._void = show.lesson, self._backlog
         self.log.seed(show.index)
         self.learn_counts(show.counts)
         self.being_shown.clear()
+        self.awaits = False
+        return []
 
     def _drop(self, unit: Unit) -> list[Effect]:
         """Only give back the memory that it keeps."""
@@ -543,7 +552,10 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         if end.is_followed:
             return []
         entry = end.entry
-        return self.log.seal(msgspec.structs.replace(entry, error=error, leases=()) if error else entry)
+        if error:
+            entry = msgspec.structs.replace(entry, error=error, leases=(), skipped=tuple(self._skipped))
+            self._skipped.clear()
+        return self.log.seal(entry)
 
     @abstractmethod
     def ended(self, clock: int) -> None:

@@ -208,7 +208,7 @@ class ServerState(Chained):
                 effects = self._handle(Received(origin, told))
                 self._pulse.hear_by_detour(origin)
                 return effects
-            case m.Staged() | m.Close():
+            case m.Staged() | m.Propose() | m.Close():
                 self._pulse.hear_directly(peer)
                 return self._on_round(peer, message)
             case m.Ready() | m.Show() | m.ShowSlot() | m.Shown():
@@ -301,7 +301,7 @@ class ServerState(Chained):
         told = held.tallied(tally, self.keys)
         return [one for shard, say in told for one in (self._told(shard, [say]) if shard else [say])]
 
-    def _on_round(self, peer: Incarnation, message: m.Staged | m.Close) -> list[Effect]:
+    def _on_round(self, peer: Incarnation, message: m.Staged | m.Propose | m.Close) -> list[Effect]:
         key = self.keys.get(message.key)
         if key is None:
             return []
@@ -315,6 +315,8 @@ class ServerState(Chained):
             return self._told(shard, shard.staged(message))
         if peer != key.routes.keeper:
             return []
+        if isinstance(message, m.Propose):
+            return self._told(shard, shard.propose(message))
         return self._told(shard, shard.close(message.round, message.members, message.error))
 
     def _on_work(self, shard: AnyShard, unit: Any) -> list[Effect]:
@@ -368,14 +370,13 @@ class ServerState(Chained):
         return effects
 
     def _on_moves(self, membership: m.Membership) -> list[Effect]:
-        """Chains have changed: shards get another standing."""
+        """Chains have changed: shards get another standing. First all routes: one shard may have to tell another."""
         effects: list[Effect] = []
-        for move in membership.moves:
-            key = self.keys.get(move.key)
-            if key is None:
-                continue
-            before = key.routes.chains[move.shard]
+        moved = [(move, key) for move in membership.moves if (key := self.keys.get(move.key)) is not None]
+        chains = [key.routes.chains[move.shard] for move, key in moved]
+        for move, key in moved:
             key.routes.chains[move.shard] = move.chain
+        for (move, key), before in zip(moved, chains, strict=True):
             shard = key.shards.get(move.shard)
             if move.learner == self.me and not held.learns_from(shard, move.chain[-1]):
                 effects += self._become_learner(key, move)

@@ -35,7 +35,7 @@ def hear_teacher(shard: Shard | None, event: Received, message: m.Show | m.ShowS
     if isinstance(message, m.Show):
         if message.lesson == shard.lesson:
             return effects  # it has begun: from the beginning again would undo what followed
-        shard.begin_lesson(message)
+        effects += shard.begin_lesson(message)
     elif shard.lesson == message.lesson:
         if isinstance(message, m.ShowSlot):
             effects += _learn_slot(shard, message, event.data)

@@ -56,7 +56,7 @@ class HeldSlot(msgspec.Struct):
 
 class Apply(msgspec.Struct, gc=False):
     """Unit of work: reduce these pieces and update one slot, once. `push` is whose (0: a round) and which. A follower's
-    pieces come reduced."""
+    pieces come reduced; those of a draft are, on the head, too."""
 
     slot: int
     pieces: list[StagedPiece]
@@ -65,6 +65,7 @@ class Apply(msgspec.Struct, gc=False):
     push: tuple[Incarnation, int]
     now: float = 0.0
     is_reduced: bool = False
+    is_drafted: bool = False
 
 
 class ApplyRows(msgspec.Struct, gc=False):
@@ -80,6 +81,47 @@ class ApplyRows(msgspec.Struct, gc=False):
     def apart(self) -> list[Apply]:
         """The same, slot by slot."""
         return [Apply(piece[0], [piece], self.divisor, self.hyper, self.push, self.now) for piece in self.pieces]
+
+
+class Draft(msgspec.Struct, gc=False, eq=False):
+    """What a round will be, if it is closed with the members of its `entry`. Reduced pieces are in memory under our
+    `pins`, or in that of the entry that brought them."""
+
+    entry: m.LogEntry
+    pieces: list[StagedPiece]
+    divisor: int = 1
+    number: int = 1
+    error: str = ""  # why it changes nothing
+    pins: list[int] = msgspec.field(default_factory=list)
+    whole: Whole | None = None
+    is_reduced: bool = False
+    is_made: bool = False
+
+
+class Reduce(msgspec.Struct, gc=False):
+    """Unit of work: reduce these pieces of one slot, for a draft."""
+
+    slot: int
+    pieces: list[StagedPiece]
+    draft: Draft
+
+
+class Drafted(msgspec.Struct, gc=False):
+    """Unit of work: a draft is made, and goes down the chain."""
+
+    draft: Draft
+
+
+class Keep(msgspec.Struct, gc=False):
+    """Unit of work: a draft came from the predecessor, and is kept."""
+
+    whole: Whole
+
+
+class LetGo(msgspec.Struct, gc=False):
+    """Unit of work: nobody needs this draft any more."""
+
+    draft: Draft
 
 
 class Check(msgspec.Struct, gc=False):
@@ -200,15 +242,15 @@ class Freezing(msgspec.Struct, gc=False):
 Order = m.Read | m.Commit
 Unit = (
     Apply | ApplyRows | Check | SetAside | End | Put | First | Start | Rest | Restored | Mark | Echo | Teach | Learn
-    | Freezing | Order
+    | Freezing | Reduce | Drafted | Keep | LetGo | Order
 )  # fmt: skip
-FREE = frozenset((End, Start, Rest, Mark, Freezing))
+FREE = frozenset((End, Start, Rest, Mark, Freezing, Drafted, Keep, LetGo))
 """Units that touch no data."""
 
 
 def unit_bytes(unit: Unit) -> int:
     """About how many bytes it touches; what is not known counts as many."""
-    if not isinstance(unit, Apply | ApplyRows) or (isinstance(unit, ApplyRows) and unit.is_slow):
+    if not isinstance(unit, Apply | ApplyRows | Reduce) or (isinstance(unit, ApplyRows) and unit.is_slow):
         return 1 << 62
     return sum([piece[3].nbytes for piece in unit.pieces])
 

@@ -19,6 +19,8 @@ class Updates(Refuses):
 
     __slots__ = THE_SHARDS
 
+    _skipped: list[int]  # slots that took nothing of a drafted round, because it failed
+
     answers_by_slot: ClassVar[bool]
     """Whether a pull may be answered as soon as its slot has taken a unit, before the others have."""
 
@@ -26,11 +28,13 @@ class Updates(Refuses):
         slot = self.slots[unit.slot]
         effects: list[Effect] = []
         is_followed = self.log.downstream is not None and not unit.is_reduced
-        if is_followed:
+        if is_followed or (unit.is_drafted and self.log.downstream is not None):
             self.log.begin()
         if unit.pieces:
             try:
-                if unit.is_reduced:
+                if unit.is_drafted and unit.push in self._errors:
+                    self._skipped.append(unit.slot)
+                elif unit.is_reduced:
                     slot.content.update(unit.pieces, hyper=unit.hyper, now=unit.now)
                 elif unit.push in self._errors:
                     pass  # it is refused: what it would have changed stays as it is
@@ -80,9 +84,12 @@ class Updates(Refuses):
 
     def _failed(self, push: tuple[Incarnation, int], error: BaseException) -> Log:
         """A user's reducer or updater failed: its pushers hear of it, the server lives."""
-        what = text_of(error) if isinstance(error, UsageError) else in_words(error)
-        self._errors[push] = f"the update of '{self.spec.name}' failed: {what}"
+        self._errors[push] = self.failure(error)
         return Log("error", self._errors[push])
+
+    def failure(self, error: BaseException) -> str:
+        what = text_of(error) if isinstance(error, UsageError) else in_words(error)
+        return f"the update of '{self.spec.name}' failed: {what}"
 
     @abstractmethod
     def applied(self, slot: HeldSlot, unit: Apply) -> None:

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 BEFORE, AFTER = "before", "after"
 KINDS = (
     "Join", "Membership", "Declare", "Lookup", "Declared", "Place", "Placed", "Done", "Misplaced", "Init", "Attach",
-    "Push", "Ack", "Pull", "Read", "Pulled", "Release", "Hold", "Staged", "Close", "Replicate", "Replicated", "Ready",
-    "Show", "ShowSlot", "Shown", "Recruited", "Settle", "Settled", "Drain", "Beat", "PassOn",
+    "Push", "Ack", "Pull", "Read", "Pulled", "Release", "Hold", "Staged", "Propose", "Close", "Replicate", "Replicated",
+    "Ready", "Show", "ShowSlot", "Shown", "Recruited", "Settle", "Settled", "Drain", "Beat", "PassOn",
 )  # fmt: skip
 """Every kind of message that flows in explored runs."""
-RARE = ("Misplaced", "Release", "Release", "Staged", "Close", "Settle", "Drain", "PassOn")
+RARE = (
+    "Misplaced", "Release", "Release", "Staged", "Propose", "Propose", "Close", "Settle", "Drain",
+    "PassOn",
+)  # fmt: skip
 """Those of them that seldom come when their receiver may go: aimed at more often."""
 NAMED = ("NeedIds", "NeedIds")
 """Those that come where keys have filters."""

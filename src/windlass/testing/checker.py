@@ -118,7 +118,7 @@ class _KeyJudge:
     pushes: list[list[Pushed]] = field(init=False)
     made: list[list[tuple[int, int, int, Marks | None, int, float]]] = field(init=False)
     """The same, as it is looked at for every slot of every pull: bit, lo, hi, marks, clock, invoked."""
-    cuts: dict[tuple[int, int], _Cut] = field(default_factory=dict)  # of each worker; of one that may be torn, by slot
+    cuts: dict[int, _Cut] = field(default_factory=dict)  # of each worker
     floors: dict[_At, int] = field(default_factory=dict)  # what was seen before
     late_floors: list[tuple[float, _At, int]] = field(default_factory=list)  # and from when on that counts
     asks_again: bool = field(init=False)
@@ -289,11 +289,10 @@ class _KeyJudge:
 
     def _bound_cut(self, puller: str, where: str, slot: int, index: int, seen: _Seen, clock: int) -> None:
         """The last push of a departed worker counts everywhere or nowhere: all pulls must agree on one cut."""
-        at = (index, slot if self.logs[index].may_be_torn else -1)
-        if at not in self.cuts:
+        if index not in self.cuts:
             acked = max((push.clock for push in self.pushes[index] if push.acked is not None), default=0)
-            self.cuts[at] = _Cut(acked, "its acknowledgement")
-        cut = self.cuts[at]
+            self.cuts[index] = _Cut(acked, "its acknowledgement")
+        cut = self.cuts[index]
         if seen.last_in > cut.at_least:
             cut.at_least, cut.at_least_by = seen.last_in, f"{puller}, {where}, slot {slot}"
         if seen.first_out <= clock and seen.first_out < cut.below:
@@ -302,7 +301,7 @@ class _KeyJudge:
             expected = f"push {cut.below} of departed {self.logs[index].name} everywhere or nowhere"
             got = f"push {cut.at_least} is in by {cut.at_least_by}, push {cut.below} is out by {cut.below_by}"
             self._fail("departed", puller, where, slot, expected, got)
-            self.cuts[at] = _Cut()
+            self.cuts[index] = _Cut()
 
     def _arrival(self, puller: str, where: str, slot: int, index: int, seen: _Seen, pull: Pulled) -> None:
         who, policy = self.logs[index], self.shape.consistency

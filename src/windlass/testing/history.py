@@ -101,14 +101,13 @@ class Pulled:
 class WorkerLog:
     """One worker's calls, in program order. `since` is the clock it started at on each key and `entered` when it was
     told so, for one that joined later; both are 0 for those who were there from the start. `departed` is the earliest
-    moment at which anybody could take it for dead; `may_be_torn`: and a server died, perhaps in the same round."""
+    moment at which anybody could take it for dead."""
 
     name: str
     events: list[Pushed | Pulled] = field(default_factory=list)
     since: dict[str, int] = field(default_factory=dict)
     entered: dict[str, float] = field(default_factory=dict)
     departed: float | None = None
-    may_be_torn: bool = False
 
     def pushes(self, key: str) -> list[Pushed]:
         return [event for event in self.events if type(event) is Pushed and event.key == key]

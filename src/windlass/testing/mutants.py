@@ -16,14 +16,14 @@ from msgspec import structs
 from windlass._wire import messages as m
 from windlass._wire.effects import Effect, Send
 from windlass.consistency import Admission, CountedBatches, Keeper, Verdict, may_pull
-from windlass.consistency.rounds import StagedPiece
+from windlass.consistency.rounds import Report, StagedPiece
 from windlass.server.arrival import ArrivalShard
 from windlass.server.content import Content, Frozen, FrozenDense
 from windlass.server.freezing import Freezer
 from windlass.server.log import Log
 from windlass.server.sequential import SequentialShard
 from windlass.server.state import ServerState
-from windlass.server.units import End, HeldSlot
+from windlass.server.units import Draft, End, HeldSlot
 from windlass.testing.explorer import Limits
 from windlass.testing.limits import CALM
 from windlass.types import Bounded, Eventual, Generation, Incarnation, Sequential
@@ -56,11 +56,11 @@ class CountsResends(ServerState):
 
 
 class _RoundLacksOne(SequentialShard):
-    def close(self, round: int, members: tuple[Incarnation, ...], refusal: str = "") -> list[Effect]:
+    def compose(self, round: int, members: tuple[Incarnation, ...]) -> Draft:
         made = self.rounds.find(max(members), round) if len(members) > 1 else None
-        if made is not None and round == self.rounds.closed + 1 and round % 2 == 0:
+        if made is not None and round % 2 == 0:
             made.pieces.clear()
-        return super().close(round, members, refusal)
+        return super().compose(round, members)
 
 
 class DropsMember(ServerState):
@@ -152,8 +152,8 @@ class DecidesAlone(ServerState):
 
 
 class _CountsOldReports(Keeper):
-    def report(self, shard: int, round: int, generation: Generation, members: Iterable[Incarnation]) -> None:
-        super().report(shard, round, Generation(0, 0), members)
+    def report(self, shard: int, report: Report) -> None:
+        super().report(shard, report._replace(generation=Generation(0, 0)))
 
     def verdict(
         self, round: int, generation: Generation, live: Collection[Incarnation]
@@ -208,6 +208,23 @@ class AcksUnreplicated(ServerState):
 
     sequential_shard = _TellsAtOnceInRound
     arrival_shard = _TellsAtOnceOnArrival
+
+
+class _ReportsAtOnce(Log):
+    def hold_back(self, effects: list[Effect], may_answer: bool) -> list[Effect]:
+        reports = [one for one in effects if isinstance(one, Send) and isinstance(one.message, m.Staged)]
+        return reports + super().hold_back([one for one in effects if one not in reports], may_answer)
+
+
+class _ReportsAtOnceInRound(SequentialShard):
+    log_kind = _ReportsAtOnce
+
+
+class ReportsUnsafeDrafts(ServerState):
+    """Tells the keeper of a draft that its chain does not have: an old mistake of ours. The round may be closed with a
+    worker that then dies together with the head, which alone had its pieces."""
+
+    sequential_shard = _ReportsAtOnceInRound
 
 
 class _HeedsDeposed(Log):
@@ -399,6 +416,15 @@ MUTANTS = {
             ClosesHalf,
             frozenset({"sequential", "own pushes", "acknowledged"}),
             replace(_CALM, servers=(1, 1), consistencies=_ROUNDS),
+            False,
+        ),
+        Mutant(
+            ReportsUnsafeDrafts,
+            frozenset({"departed", "stuck"}),
+            replace(
+                _CHAINED, departures=2, aims=2, kinds=("Staged", "Close", "Replicate"), whats=("crash",), hurry=(0.03,),
+                consistencies=_ROUNDS,
+            ),
             False,
         ),
         Mutant(AcksUnreplicated, frozenset({"acknowledged", "own pushes", "monotonic"}), _HEADLESS, False),

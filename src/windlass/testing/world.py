@@ -555,8 +555,7 @@ class World:
         logs = []
         for worker in self.workers.values():
             answered = [one for one in worker.log.events if type(one) is not Pulled or one.responded]
-            is_torn = worker.log.departed is not None and bool(self.net.shots.crashes or self.net.shots.deposed)
-            logs.append(replace(worker.log, events=answered, may_be_torn=is_torn))
+            logs.append(replace(worker.log, events=answered))
         snapshots: list[Pulled] = []
         if self.saver is not None:
             assert isinstance(self.saver.program, Saver)
