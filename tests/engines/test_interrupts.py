@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.engines.processes import start_driver
+from tests.engines.processes import run_driver, start_driver
 
 SCRIPT = """
 import gc, os, signal, sys, time
@@ -59,6 +59,30 @@ deadline = time.monotonic() + 2
 while family() and time.monotonic() < deadline: time.sleep(0.02)
 assert not family()
 """
+
+
+WHILE_A_SERVER_IS_FORKED = """
+import os, signal, threading, time
+import psutil
+import windlass as wl
+
+def family(): return psutil.Process().children(recursive=True)
+
+with wl.Cluster(): pass
+(template,) = family()
+template.suspend()  # as a busy machine does
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+threading.Timer(0.4, template.resume).start()
+try: wl.Cluster()
+except KeyboardInterrupt: print("struck", flush=True)
+assert family() == [template], family()
+with wl.Cluster() as cluster: assert cluster.run(lambda store: store.rank) == [0]
+assert family() == [template], family()
+"""
+
+
+def test_ctrl_c_while_a_server_is_forked_leaves_no_zombie_of_it(tmp_path: Path) -> None:
+    assert run_driver(tmp_path / "driver.py", WHILE_A_SERVER_IS_FORKED) == "struck\n"
 
 
 AT_THE_END = """
