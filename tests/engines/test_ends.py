@@ -184,14 +184,15 @@ def test_close_lets_children_finish_then_kills_the_rest_and_leaves_no_zombie() -
 
 
 def test_nothing_stays_open_in_the_driver() -> None:
-    before = open_files()
-    for _ in range(2):
-        with ForkServer(preload=[]) as server:
-            children = [server.spawn(f"worker-{i}", CALL) for i in range(5)]
-            children[0].kill()
-            children[1].channel.close()
-            assert [children[0].wait(5), children[1].wait(5)] == [-signal.SIGKILL, 0]
-    assert open_files() == before
+    with ForkServer(preload=[]):  # keeps the template that all use, and its files
+        before = open_files()
+        for _ in range(2):
+            with ForkServer(preload=[]) as server:
+                children = [server.spawn(f"worker-{i}", CALL) for i in range(5)]
+                children[0].kill()
+                children[1].channel.close()
+                assert [children[0].wait(5), children[1].wait(5)] == [-signal.SIGKILL, 0]
+        assert open_files() == before
 
 
 def test_when_the_server_is_killed_its_children_die_and_everyone_is_told(fresh: ForkServer) -> None:
