@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 SAMPLE_SECONDS = 0.2
 
@@ -11,6 +12,14 @@ def is_within(took: float, seconds: float) -> bool:
     """Whether something took less than that, or as many times that as plain work takes longer at the moment. Looks at
     the machine, for a fifth of a second or more, only when it took too long."""
     return took < seconds or took < seconds * slowness()
+
+
+def is_soon(holds: Callable[[], bool], seconds: float) -> bool:
+    """Whether it comes to hold within that, or within as many times that as the machine is slow when it is over."""
+    began = time.monotonic()
+    while not (is_so := holds()) and is_within(time.monotonic() - began, seconds):
+        time.sleep(0.01)
+    return is_so
 
 
 def slowness() -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from typing import Any
 
 import numpy as np
@@ -59,27 +58,38 @@ def test_tables_of_jobs_that_share_servers_do_not_meet():
         assert (first.store().table("emb").dim, second.store().table("emb").dim) == (3, 5)
 
 
-def disturbed(store: wl.Store, seconds: float) -> int:
+def disturbed(store: wl.Store) -> int:
+    """Push until the driver says that it is enough; worker 0 hears it, and tells the others."""
     store.create_table("rounds", dim=2, filters=[wf.IdCache(), wf.Cast("float16")])
     store.create_table("loose", dim=2, consistency=wl.Eventual())
     store.create("enough", np.zeros(1, np.float32), reduce="max")
-    rng, until, pushes = np.random.default_rng(store.rank), time.monotonic() + seconds, 0
+    store.create("told", np.zeros(1, np.float32), update="add", consistency=wl.Eventual())
+    rng, pushes = np.random.default_rng(store.rank), 0
     while True:
         ids = rng.integers(0, 2000, 400)
         ones = np.ones((400, 2), np.float32)
         store.push("loose", ones, ids=ids)
         store.pushpull("rounds", ones, ids=ids)
         pushes += 1
-        if store.pushpull("enough", np.full(1, store.rank == 0 and time.monotonic() > until, np.float32))[0]:
+        is_told = store.rank == 0 and store.pull("told")[0] > 0
+        if store.pushpull("enough", np.full(1, is_told, np.float32))[0]:
             store.barrier()
             return pushes
+
+
+def tell_when_done(cluster: wl.Cluster, chaos: wl.Chaos) -> None:
+    assert chaos.wait(60.0)
+    cluster.store().assign("told", np.ones(1, np.float32))
 
 
 def test_the_books_of_chaos_balance_with_tables_and_filters():
     options = {"servers": 3, "workers": 2, "replicas": 1, "lease_seconds": 1.0, "timeout": 20.0, "chaos": True}
     with wl.Cluster(**options) as cluster:
         with wl.Chaos(cluster, seed=3, seconds=1.5, kill=["server:1"], drop=0.01, every=0.8) as chaos:
-            pushes = cluster.run(disturbed, 2.0)
+            telling = threading.Thread(target=tell_when_done, args=(cluster, chaos))
+            telling.start()
+            pushes = cluster.run(disturbed)
+            telling.join()
         driver = cluster.store()
         for name in ("rounds", "loose"):
             assert driver.pull(name, range=(0, 2000))[1][:, 0].sum() == 400 * sum(pushes)

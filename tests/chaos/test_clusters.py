@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from windlass.server.state import ServerState
 from windlass.testing.mutants import AcksUnreplicated, ClosesHalf, CountsLeasesAgain, CountsResends, DropsMember
 
 LEASE_SECONDS = 1.0
-BEGUN_SECONDS = 0.6
+PATIENCE_SECONDS = 60.0
 
 
 def _cluster(**options: Any) -> wl.Cluster:
@@ -137,21 +139,37 @@ def test_a_server_is_spared_until_the_manager_has_noticed_the_death_of_the_one_b
     assert len(report.faults) + len(report.unfired) == 3
 
 
-def test_any_server_is_one_whose_loss_is_felt() -> None:
+def _flagged(flag: Path, is_so: Callable[[], object]) -> threading.Thread:
+    """A thread that makes a file, which workers look for, as soon as something is so."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not is_so() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        flag.touch()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_any_server_is_one_whose_loss_is_felt(tmp_path: Path) -> None:
     """Two of five servers hold the only key."""
 
-    def work(store: wl.Store) -> None:
+    def work(store: wl.Store, over: Path) -> None:
         store.create("w", np.zeros(1000, np.float32), update="add")
-        until = time.monotonic() + 3.0
-        while time.monotonic() < until:
+        while not over.exists():
             store.push("w", np.ones(1000, np.float32)).wait()
 
     for seed in (1, 2):
+        over = tmp_path / str(seed)
         with (
             _cluster(servers=5, workers=1) as cluster,
             wl.Chaos(cluster, kill=["server:any"], every=1.0, seconds=1.0, seed=seed) as chaos,
         ):
-            cluster.run(work)
+            waiting = _flagged(over, lambda chaos=chaos: chaos.wait(0))
+            cluster.run(work, over)
+            waiting.join()
         assert [fault.recovery_seconds is not None for fault in chaos.report.faults] == [True], chaos.report.to_dict()
 
 
@@ -204,68 +222,70 @@ def test_a_target_that_the_cluster_does_not_have_is_refused_and_a_job_without_pu
 # --- planted mistakes -------------------------------------------------------------------------------------------------
 
 
-def _push(store: wl.Store, pushes: int) -> None:
+def _push(store: wl.Store, pushes: int, begun: Path) -> None:
     """Pieces of 4 kB: of each shard of the first key two, which by TCP come in two messages. The first push tells chaos
     that the job is at work; the others come when it has begun."""
     store.create("rounds", np.zeros(24_000, np.float32), update="add")
     store.create("any", np.zeros(3000, np.float32), update="add", consistency=wl.Eventual())
-    for number in range(pushes):
+    for _ in range(pushes):
         tasks = [store.push("any", np.ones(3000, np.float32)), store.push("rounds", np.ones(24_000, np.float32))]
         store.wait(*tasks)
-        if not number:
-            time.sleep(BEGUN_SECONDS)
+        while not begun.exists():
+            time.sleep(0.01)
 
 
-def _under_loss(kind: type[ServerState]) -> Any:
+def _under_loss(kind: type[ServerState], begun: Path) -> Any:
     with _cluster(servers=2, transport="tcp", chunk_bytes=4096, _server_state=kind) as cluster:
         with wl.Chaos(cluster, drop=0.02, seed=1) as chaos:
-            cluster.run(_push, 40)
+            waiting = _flagged(begun, lambda: chaos._session.firing.began_at)
+            cluster.run(_push, 40, begun)
+            waiting.join()
         return chaos.report
 
 
-def test_servers_without_a_mistake_pass_where_the_planted_ones_do_not() -> None:
-    report = _under_loss(ServerState)
+def test_servers_without_a_mistake_pass_where_the_planted_ones_do_not(tmp_path: Path) -> None:
+    report = _under_loss(ServerState, tmp_path / "begun")
     assert report.frames_lost > 10
     assert report.ok, report.to_dict()
 
 
-def test_counting_a_resend_twice_turns_the_report_red() -> None:
-    report = _under_loss(CountsResends)
+def test_counting_a_resend_twice_turns_the_report_red(tmp_path: Path) -> None:
+    report = _under_loss(CountsResends, tmp_path / "begun")
     assert report.num_twice > 0
     assert report.status == 1
 
 
 @pytest.mark.parametrize("kind", [DropsMember, ClosesHalf])
-def test_a_round_without_all_of_its_pushes_turns_the_report_red(kind: type[ServerState]) -> None:
-    report = _under_loss(kind)
+def test_a_round_without_all_of_its_pushes_turns_the_report_red(kind: type[ServerState], tmp_path: Path) -> None:
+    report = _under_loss(kind, tmp_path / "begun")
     assert report.num_lost > 0
     assert {one.key for one in report.findings.lost} == {"rounds"}
 
 
-def _lose_a_head_that_is_kept_apart(kind: type[ServerState]) -> Any:
+def _lose_a_head_that_is_kept_apart(kind: type[ServerState], over: Path) -> Any:
     """The two servers of a chain cannot reach each other, and the head dies meanwhile. What it has acknowledged alone
     is lost."""
 
     def work(store: wl.Store) -> None:
         store.create("w", np.zeros(1000, np.float32), update="add", consistency=wl.Eventual())
-        until = time.monotonic() + 1.2
-        while time.monotonic() < until:
+        while not over.exists():
             store.push("w", np.ones(1000, np.float32)).wait(timeout=5.0)
 
     with _cluster(servers=2, workers=1, lease_seconds=2.0, _server_state=kind) as cluster:
         chaos = wl.Chaos(cluster, partition=["server:0|server:1"], every=60.0, seconds=1.0, seed=2)
 
-        def kill() -> None:
-            while not chaos._session.firing.faults:
-                time.sleep(0.01)
+        def kill() -> bool:
+            if not chaos._session.firing.faults:
+                return False
             time.sleep(0.25)
             (chain,) = cluster.store().status()["keys"]["w"]["shards"]
             os.kill(next(node.pid for node in cluster.nodes() if node.name == chain[0]), signal.SIGKILL)
+            time.sleep(0.4)  # pushes that come afterwards
+            return True
 
-        killer = threading.Thread(target=kill)
         try:
             with chaos:
-                killer.start()
+                killer = _flagged(over, kill)
                 cluster.run(work)
         except wl.TimeoutError:
             assert kind is not ServerState  # the new head waits for pushes that it never saw
@@ -273,45 +293,48 @@ def _lose_a_head_that_is_kept_apart(kind: type[ServerState]) -> Any:
         return chaos.report
 
 
-def test_a_head_that_dies_while_its_chain_is_cut_takes_nothing_with_it() -> None:
-    report = _lose_a_head_that_is_kept_apart(ServerState)
+def test_a_head_that_dies_while_its_chain_is_cut_takes_nothing_with_it(tmp_path: Path) -> None:
+    report = _lose_a_head_that_is_kept_apart(ServerState, tmp_path / "over")
     assert report.ok, report.to_dict()
 
 
-def test_acknowledging_before_the_chain_has_it_turns_the_report_red() -> None:
-    report = _lose_a_head_that_is_kept_apart(AcksUnreplicated)
+def test_acknowledging_before_the_chain_has_it_turns_the_report_red(tmp_path: Path) -> None:
+    report = _lose_a_head_that_is_kept_apart(AcksUnreplicated, tmp_path / "over")
     assert report.num_lost > 0
     assert "was acknowledged, and a shard has counted" in report.findings.lost[0].reason
 
 
-def _repeat_work(kind: type[ServerState]) -> Any:
+def _repeat_work(kind: type[ServerState], begun: Path) -> Any:
     """Of 20 batches of 5 samples, worker 0 gives one twice, as whoever was slow, and taken for dead, may do."""
 
     def work(store: wl.Store) -> None:
         store.create("w", np.zeros(12_000, np.float32), update="add", consistency=wl.Eventual())
         is_done = store.rank > 0
-        for batch in store.batches(100, batch_size=5):
-            time.sleep(BEGUN_SECONDS / 20)  # a batch is with somebody when chaos begins
+        for number, batch in enumerate(store.batches(100, batch_size=5)):
+            while number and not begun.exists():
+                time.sleep(0.01)
             for _ in range(1 if is_done else 2):
                 store.push("w", np.ones(12_000, np.float32), completes=batch).wait()
             is_done = True
 
     with _cluster(servers=2, _server_state=kind) as cluster:
         with wl.Chaos(cluster, delay=0.001, seed=1) as chaos:
+            waiting = _flagged(begun, lambda: chaos._session.firing.began_at)
             cluster.run(work)
+            waiting.join()
         value = cluster.store().pull("w")
         assert value.min() == value.max() == (20 if kind is ServerState else 21)
         return chaos.report
 
 
-def test_work_that_is_done_twice_counts_once_and_no_sample_is_repeated() -> None:
-    report = _repeat_work(ServerState)
+def test_work_that_is_done_twice_counts_once_and_no_sample_is_repeated(tmp_path: Path) -> None:
+    report = _repeat_work(ServerState, tmp_path / "begun")
     assert report.ok, report.to_dict()
     assert report.to_dict()["samples"] == {"repeated": 0, "missed": 0, "total": 100}
 
 
-def test_counting_work_twice_turns_the_report_red_though_no_push_counts_twice() -> None:
-    report = _repeat_work(CountsLeasesAgain)
+def test_counting_work_twice_turns_the_report_red_though_no_push_counts_twice(tmp_path: Path) -> None:
+    report = _repeat_work(CountsLeasesAgain, tmp_path / "begun")
     assert report.to_dict()["samples"] == {"repeated": 5, "missed": 0, "total": 100}
     assert (report.num_lost, report.num_twice) == (0, 0)
     assert report.reason == "5 samples repeated, 0 missed"

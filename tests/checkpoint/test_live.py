@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,18 +147,30 @@ def _freeze_ahead(kind: type[ServerState]) -> tuple[int, list[float]]:
     """Announce a round that is still to come, and let the workers come to it and go on. As `_read_later`."""
     found: list[np.ndarray] = []
     rounds: list[int] = []
+    is_announced = threading.Event()
+
+    def announcing(steps: Any) -> Any:
+        """The steps of a freeze: a look at the round, then the announcement of another, which servers answer."""
+        answers = None
+        for step in count():
+            try:
+                answers = yield steps.send(answers)
+            except StopIteration as end:
+                return end.value
+            if step == 1:
+                is_announced.set()
 
     def plan(hand: Hand) -> None:
         saver = there.store()._saver
         with saver._snapshot(Announcer(margin=2), ["w"]) as (snapshot, keys):
-            rounds.extend(saver.drive(snapshot.freeze(keys)).values())
+            rounds.extend(saver.drive(announcing(snapshot.freeze(keys))).values())
             hand.await_version("w", 8)
             found.extend(saved.arrays["value"] for saved in saver.drive(snapshot.read(keys[0], range(6))))
 
     with cluster("tcp", workers=2, chunk_bytes=1 << 20, _server_state=kind) as there:
         there.run(_count, 3)
         with Havoc(there, plan, 0):
-            time.sleep(0.2)
+            assert is_announced.wait(60)
             there.run(_count, 6)
     return rounds[0], sorted({float(value) for slot in found for value in slot})
 

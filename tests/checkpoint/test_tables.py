@@ -125,8 +125,8 @@ def save_by_rank_0(store, root):
 
 def test_rows_go_on_ageing_by_the_clock_after_a_load(tmp_path):
     first = wl.Store()
-    table = first.create_table("t", dim=1, ttl_seconds=0.6, slots=1)
-    time.sleep(0.5)
+    table = first.create_table("t", dim=1, ttl_seconds=2.0, slots=1)
+    time.sleep(1.5)
     first.push("t", np.ones((1, 1), np.float32), ids=[1]).wait()
     first.save(str(tmp_path))
     assert len(table) == 1
@@ -134,7 +134,7 @@ def test_rows_go_on_ageing_by_the_clock_after_a_load(tmp_path):
     second.load(str(tmp_path))
     second.push("t", np.ones((1, 1), np.float32), ids=[2]).wait()
     assert sorted(second.table("t")) == [1, 2]
-    time.sleep(0.7)
+    time.sleep(2.1)
     second.push("t", np.ones((1, 1), np.float32), ids=[3]).wait()
     assert sorted(second.table("t")) == [3]
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from windlass.engines._compiling import SILENCE
+
 WINDLASS = str(Path(sys.executable).parent / "windlass")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PATIENCE_SECONDS = 150
@@ -30,7 +32,7 @@ time.sleep(60)
 
 def windlass(*arguments: object, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
     """The command's end, with what it printed. `env` is added to an environment of 80 columns and no cluster."""
-    bare = {name: value for name, value in os.environ.items() if not name.startswith("WINDLASS_")}
+    bare = {name: value for name, value in os.environ.items() if name == SILENCE or not name.startswith("WINDLASS_")}
     return subprocess.run(
         [WINDLASS, *map(str, arguments)],
         capture_output=True,

@@ -52,6 +52,30 @@ def test_a_worker_that_never_connects_is_named_while_others_wait_for_it(script: 
     assert "windlass: worker-1 exited before it connected, and worker-0 waits for it in connect()" in done.stderr
 
 
+SILENCED = """
+import os, subprocess, psutil
+(manager,) = [one for one in psutil.Process(os.getppid()).children() if one.name() == "manager"]
+manager.suspend()  # as a busy machine does
+wake = ["sh", "-c", f"sleep 2; kill -CONT {manager.pid}"]
+subprocess.Popen(wake, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+"""
+
+
+@pytest.mark.parametrize("connects", [True, False])
+def test_a_manager_that_is_silent_as_a_worker_leaves_is_asked_again_whether_it_had_connected(
+    script: Path, connects: bool
+) -> None:
+    other = "import windlass as wl\n    wl.connect()" if connects else "pass"
+    script.write_text(f"import os\nif os.environ['WINDLASS_RANK'] == '0':\n    {other}\nelse: exec({SILENCED!r})")
+    done = windlass("run", "--workers", 2, script)
+    if connects:
+        assert done.returncode == 1
+        assert "windlass: worker-1 exited before it connected, and worker-0 waits for it in connect()" in done.stderr
+    else:
+        assert done.returncode == 0
+        assert "windlass: no worker called wl.connect(): the script ran 2 times" in done.stderr
+
+
 @pytest.mark.parametrize(("workers", "times"), [(1, "1 time"), (3, "3 times")])
 def test_a_script_that_nowhere_connects_is_told_that_its_workers_shared_nothing(
     script: Path, workers: int, times: str

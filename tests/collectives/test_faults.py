@@ -91,22 +91,22 @@ def test_a_member_that_is_killed_is_named_to_the_others_within_a_second(tmp_path
 
 
 def test_a_member_that_is_stopped_is_late_and_named(tmp_path):
-    with reducing(tmp_path, 10_000, timeout=1.0) as pids:
+    with reducing(tmp_path, 10_000, timeout=3.0) as pids:
         os.kill(pids[2], signal.SIGSTOP)
         stopped = time.monotonic()
         for rank in (0, 1):
             kind, when, text = read(tmp_path, "said", rank).split("\n")
             assert kind == "TimeoutError"
-            assert 0.5 < float(when) - stopped < 10
+            assert 2.5 < float(when) - stopped < 30
             assert text.startswith("allreduce of float32 of shape (10000,), reduce='sum'")
-            assert f"waited 1 s for rank 2 (pid {pids[2]})" in text
+            assert f"waited 3 s for rank 2 (pid {pids[2]})" in text
         os.kill(pids[2], signal.SIGCONT)
         kind, _, text = read(tmp_path, "said", 2).split("\n")  # it finds that the others have given up
         assert kind == "ClusterError"
         assert "gave up in allreduce of float32 of shape (10000,)" in text
 
 
-def test_ctrl_c_ends_a_wait_and_is_told_to_the_others():
+def test_ctrl_c_ends_a_wait_and_is_told_to_the_others(tmp_path):
     def work(store):
         signal.signal(signal.SIGINT, signal.default_int_handler)
         group = wl.Group(store)
@@ -115,8 +115,9 @@ def test_ctrl_c_ends_a_wait_and_is_told_to_the_others():
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
             with pytest.raises(KeyboardInterrupt):
                 group.barrier()
+            note(str(tmp_path), "struck", 0, "")
             return time.monotonic() - began
-        time.sleep(0.6)
+        read(tmp_path, "struck", 0)
         group.barrier()  # rank 0 had come to it before it was interrupted
         with pytest.raises(wl.ClusterError, match=r"allreduce of .*: rank 0 \(pid \d+\) gave up in barrier"):
             group.allreduce(np.zeros(3))
@@ -124,4 +125,5 @@ def test_ctrl_c_ends_a_wait_and_is_told_to_the_others():
 
     with wl.Cluster(servers=1, workers=2) as cluster:
         waited, _ = cluster.run(work)
-    assert 0.15 < waited < 3
+    assert waited > 0.15
+    assert is_within(waited, 3)

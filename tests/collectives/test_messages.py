@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 
 import windlass as wl
+from tests.busy import is_within
 from tests.collectives.crews import in_threads
 from tests.collectives.stub_mpi import Comm
 from tests.collectives.test_faults import note, read
@@ -46,8 +47,8 @@ def test_a_late_member_is_named_and_the_group_is_broken(groups):
     def act(group):
         if group.rank == 2:
             return repr(group)
-        with pytest.raises(wl.TimeoutError, match=r"allreduce of .*: waited 0.3 s for rank 2, who did not come to it"):
-            group.allreduce(np.zeros(3), timeout=0.3)
+        with pytest.raises(wl.TimeoutError, match=r"allreduce of .*: waited 1 s for rank 2, who did not come to it"):
+            group.allreduce(np.zeros(3), timeout=1.0)
         with pytest.raises(wl.ClusterError, match="this group is broken since allreduce"):
             group.barrier()
         return repr(group)
@@ -93,7 +94,7 @@ def test_a_member_that_dies_is_named_over_gloo(tmp_path):
         killed = time.monotonic()
         os.kill(pids[1], signal.SIGKILL)
         told = [read(tmp_path, "said", rank) for rank in (0, 2)]
-        assert time.monotonic() - killed < 5
+        assert is_within(time.monotonic() - killed, 5)
         thread.join(20)
     assert failed
     for text in told:

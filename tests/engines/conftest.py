@@ -20,11 +20,12 @@ def shared() -> Iterator[ForkServer]:
 @pytest.fixture
 def fresh() -> Iterator[ForkServer]:
     """Closed at the end in any case; leaves no file open."""
-    before = open_files()
-    server = ForkServer(preload=[])
-    yield server
-    server.close(grace_seconds=0.1)
-    assert open_files() == before
+    with ForkServer(preload=[]):  # keeps the template that both use, and its files: nobody knows when it would go
+        before = open_files()
+        server = ForkServer(preload=[])
+        yield server
+        server.close(grace_seconds=0.1)
+        assert open_files() == before
 
 
 @pytest.fixture

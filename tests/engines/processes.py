@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from tests.busy import is_soon
 from windlass.engines._children import Child
 
 REPO = Path(__file__).parents[2]
@@ -34,11 +34,9 @@ def is_gone(pid: int) -> bool:
 
 
 def left_after(pids: list[int], seconds: float) -> list[int]:
-    """Those still running when the time is up; returns as soon as there are none."""
-    deadline = time.monotonic() + seconds
-    while (left := [pid for pid in pids if not is_gone(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return left
+    """Those still running when the time is up, which is longer on a busy machine; returns as soon as there are none."""
+    is_soon(lambda: all(map(is_gone, pids)), seconds)
+    return [pid for pid in pids if not is_gone(pid)]
 
 
 def descendants(pid: int | None = None) -> list[int]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -32,21 +34,39 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     right.close()
 
 
-@pytest.fixture
-def interrupt_soon() -> Iterator[None]:
-    """An exception out of the main thread's blocking call, as Ctrl-C would raise it."""
+@contextmanager
+def interrupted_once(is_so: Callable[[], bool]) -> Iterator[None]:
+    """Inside, once it is so, an exception out of the main thread's blocking call, as Ctrl-C would raise it."""
+    main, is_over = threading.main_thread().ident, threading.Event()
+    assert main is not None
     shots = []
 
     def interrupt(signum: int, frame: object) -> None:
-        shots.append(signum)
-        raise Interrupt
+        if not shots:
+            shots.append(signum)
+            raise Interrupt
+
+    def strike() -> None:
+        while not is_over.wait(0.01):
+            if is_so():
+                signal.pthread_kill(main, signal.SIGALRM)  # again, should it not have been blocking yet
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.1)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-    assert shots
+    striking = threading.Thread(target=strike)
+    striking.start()
+    try:
+        with pytest.raises(Interrupt):
+            yield
+    finally:
+        is_over.set()
+        striking.join()
+        signal.signal(signal.SIGALRM, before)
+
+
+def is_receiving() -> bool:
+    """Whether the main thread waits for something to receive."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return frame is not None and frame.f_code.co_name == "readable"
 
 
 def test_objects_travel_both_ways_in_order(ends: tuple[Channel, Channel]) -> None:
@@ -130,17 +150,17 @@ def test_closing_wakes_a_receiver_in_another_thread(ends: tuple[Channel, Channel
     left.close()
 
 
-def test_an_interrupt_while_waiting_loses_nothing(ends: tuple[Channel, Channel], interrupt_soon: None) -> None:
+def test_an_interrupt_while_waiting_loses_nothing(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
-    with pytest.raises(Interrupt):
+    with interrupted_once(is_receiving):
         right.recv()
     left.send("still in step")
     assert right.recv() == "still in step"
 
 
-def test_an_interrupt_within_a_message_ends_the_stream(ends: tuple[Channel, Channel], interrupt_soon: None) -> None:
+def test_an_interrupt_within_a_message_ends_the_stream(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
-    with pytest.raises(Interrupt):
+    with interrupted_once(lambda: right.readable(0)):
         left.send(bytes(10_000_000))  # nobody receives it
     with pytest.raises(ChannelClosed):
         left.send("would be taken for the rest")

@@ -13,14 +13,16 @@ import windlass as wl
 from tests.engines.targets import SlowMaker
 from windlass._wire import messages as m
 from windlass._wire.effects import Received
-from windlass.engines._compiling import noticed
+from windlass.engines._compiling import SILENCE, noticed
 from windlass.server.state import ServerConfig, ServerState
 from windlass.types import MANAGER, Heap, Incarnation, KeyId, KeySpec, Node, Role, Rule, Sequential
 
 ME, OTHER = Incarnation(1), Incarnation(2)
 
 
-def test_compiling_that_takes_its_time_is_told_once_while_it_goes_on(caplog):
+def test_compiling_that_takes_its_time_is_told_once_while_it_goes_on(caplog, monkeypatch):
+    monkeypatch.delenv(SILENCE)
+
     def add(a, b):
         return a + b
 
@@ -33,7 +35,9 @@ def test_compiling_that_takes_its_time_is_told_once_while_it_goes_on(caplog):
     assert set(threading.enumerate()) <= threads
 
 
-def test_what_is_compiled_fast_or_already_is_not_told(caplog):
+def test_what_is_compiled_fast_or_already_is_not_told(caplog, monkeypatch):
+    monkeypatch.delenv(SILENCE)
+
     @numba.njit
     def add(a, b):
         return a + b

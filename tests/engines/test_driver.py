@@ -104,7 +104,7 @@ def family_of(driver: subprocess.Popen[str], size: int) -> list[int]:
     """The driver's descendants, once it says that it is ready and all of them are up."""
     assert driver.stdout is not None
     assert driver.stdout.readline() == "ready\n"
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(family := descendants(driver.pid)) < size and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(family) == size
@@ -152,11 +152,10 @@ def test_ctrl_c_reaches_the_driver_alone_and_its_atexit_closes_everything(tmp_pa
     with start_driver(tmp_path / "driver.py", INTERRUPTED) as driver:
         family = family_of(driver, size=4)
         os.killpg(driver.pid, signal.SIGINT)
-        start = time.monotonic()
-        out, err = driver.communicate(timeout=10)
+        out, err = driver.communicate(timeout=60)
         assert out == "still there None\n"
         assert err.endswith("KeyboardInterrupt\n")
-        assert left_after(family, 2 - (time.monotonic() - start)) == []
+        assert left_after(family, 2) == []
         assert not any(psutil.pid_exists(pid) for pid in family)
 
 

@@ -15,6 +15,7 @@ import time
 import psutil
 import pytest
 
+from tests.busy import is_within
 from tests.engines.processes import ask, descendants, is_gone, left_after, open_files
 from tests.engines.targets import CALL
 from windlass.engines._children import Child, ForkServer
@@ -107,7 +108,7 @@ def test_an_end_is_told_within_50_ms_and_collected_once(shared: ForkServer) -> N
         seconds.append(time.perf_counter() - killed)
         assert shared.collect() == [child]
         assert child.exitcode == -signal.SIGKILL
-    assert min(seconds) < 0.05  # the best, because the machine may be busy with something else
+    assert is_within(min(seconds), 0.05)  # the best, because the machine may be busy with something else
 
 
 def test_an_end_that_wait_has_seen_is_still_to_be_collected(shared: ForkServer) -> None:
@@ -143,7 +144,9 @@ def test_a_child_that_leaves_runs_its_own_exit_functions(shared: ForkServer) -> 
 def test_waiting_ends_at_its_timeout(child: Child) -> None:
     start = time.perf_counter()
     assert child.wait(0.1) is None
-    assert 0.1 <= time.perf_counter() - start < 0.5
+    took = time.perf_counter() - start
+    assert took >= 0.1
+    assert is_within(took, 0.5)
 
 
 def test_eof_comes_even_if_something_the_child_started_holds_its_channel(fresh: ForkServer) -> None:
@@ -171,8 +174,8 @@ def test_close_lets_children_finish_then_kills_the_rest_and_leaves_no_zombie() -
     in_c.channel.send(spin_in_c)
     family = [server.pid, grandchild, *(c.pid for c in (polite, stopped, spinning, in_c, parent))]
     start = time.perf_counter()
-    server.close(grace_seconds=0.3)
-    assert time.perf_counter() - start < 1.5
+    server.close(grace_seconds=1.0)  # some of which the polite need where others spin
+    assert is_within(time.perf_counter() - start, 2.2)
     assert [polite.poll(), parent.poll()] == [0, 0]
     assert [stopped.poll(), spinning.poll(), in_c.poll()] == [-signal.SIGKILL] * 3
     assert left_after(family, 0.5) == []
@@ -184,14 +187,15 @@ def test_close_lets_children_finish_then_kills_the_rest_and_leaves_no_zombie() -
 
 
 def test_nothing_stays_open_in_the_driver() -> None:
-    before = open_files()
-    for _ in range(2):
-        with ForkServer(preload=[]) as server:
-            children = [server.spawn(f"worker-{i}", CALL) for i in range(5)]
-            children[0].kill()
-            children[1].channel.close()
-            assert [children[0].wait(5), children[1].wait(5)] == [-signal.SIGKILL, 0]
-    assert open_files() == before
+    with ForkServer(preload=[]):  # keeps the template that all use, and its files
+        before = open_files()
+        for _ in range(2):
+            with ForkServer(preload=[]) as server:
+                children = [server.spawn(f"worker-{i}", CALL) for i in range(5)]
+                children[0].kill()
+                children[1].channel.close()
+                assert [children[0].wait(5), children[1].wait(5)] == [-signal.SIGKILL, 0]
+        assert open_files() == before
 
 
 def test_when_the_server_is_killed_its_children_die_and_everyone_is_told(fresh: ForkServer) -> None:
@@ -216,7 +220,7 @@ def test_a_server_that_is_stuck_does_not_hold_up_close(fresh: ForkServer) -> Non
     os.kill(fresh.pid, signal.SIGSTOP)
     start = time.perf_counter()
     fresh.close(grace_seconds=0.2)
-    assert time.perf_counter() - start < 1.5
+    assert is_within(time.perf_counter() - start, 1.5)
     assert child.poll() is not None
     assert left_after([fresh.pid, child.pid], 1) == []
 
@@ -225,9 +229,17 @@ def test_an_interrupt_during_the_grace_still_kills_everything() -> None:
     server = ForkServer(preload=[])
     child = server.spawn("spinning", CALL)
     child.channel.send(spin)
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    def strike() -> None:
+        while child.channel.fileno() >= 0:  # which is the first that is closed
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    striking = threading.Thread(target=strike)
+    striking.start()
     with pytest.raises(KeyboardInterrupt):
         server.close(grace_seconds=30)
+    striking.join()
     assert child.poll() == -signal.SIGKILL
     assert not psutil.pid_exists(child.pid)
     assert not psutil.pid_exists(server.pid)

@@ -16,6 +16,7 @@ import numba
 import numpy as np
 import pytest
 
+from tests.busy import is_within
 from tests.engines.processes import ask, num_threads, open_files
 from tests.engines.targets import CALL
 from windlass.engines._children import Child, ForkServer
@@ -80,7 +81,7 @@ def test_spawning_takes_less_than_30_ms(shared: ForkServer) -> None:
         seconds.append(time.perf_counter() - start)
         child.channel.close()
         child.wait(5)  # or its start would compete with the next
-    assert min(seconds) < 0.03  # the best, because the machine may be busy with something else
+    assert is_within(min(seconds), 0.03)  # the best, because the machine may be busy with something else
 
 
 def test_server_and_newborn_child_have_one_thread_each(shared: ForkServer, child: Child) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from itertools import count
 
 import numpy as np
 import pytest
@@ -120,12 +121,11 @@ def test_without_replicas_the_loss_of_a_server_names_the_range_and_the_server(tr
     def work(store: wl.Store, pid: int) -> tuple[str, int, int, str, str]:
         store.create("w", np.zeros(1024, np.float32), update="add")  # one slot, on one server
         store.create("v", np.zeros(1024, np.float32), update="add")  # and the next on the other
-        store.barrier()
-        if store.rank == 0:
-            os.kill(pid, signal.SIGKILL)
         try:
-            while True:
+            for step in count():
                 store.pushpull({"w": np.ones(1024, np.float32), "v": np.ones(1024, np.float32)})
+                if store.rank == 0 and step == 1:  # its second round: everybody has had the first
+                    os.kill(pid, signal.SIGKILL)
         except wl.LostRange as error:
             return error.key, error.lo, error.hi, error.server, str(error)
 

@@ -1,6 +1,7 @@
 """store.batches(): each sample counts once an epoch, on real processes, whoever is killed."""
 
 import os
+import random
 import signal
 import threading
 import time
@@ -9,10 +10,14 @@ import numpy as np
 import pytest
 
 import windlass as wl
+from windlass.testing.havoc import Hand
 
 
-def count_samples(store, size, batch_size, epochs, pause=0.0, **options):
-    """Adds 1 for each sample, and each batch, that was worked on."""
+def count_samples(store, size, batch_size, epochs, pause=0.0, late=None, **options):
+    """Adds 1 for each sample, and each batch, that was worked on. After some batches a worker that comes later is
+    waited for, which makes the file `late`."""
+    if late is not None and store._client.state.is_late:
+        late.touch()
     store.create("samples", np.zeros(size), update="add")
     store.create("batches", np.zeros(3), update="add")
     mine = 0
@@ -20,6 +25,9 @@ def count_samples(store, size, batch_size, epochs, pause=0.0, **options):
         seen = np.zeros(size)
         seen[batch.indices] += 1
         time.sleep(pause)
+        for _ in range(6000 if mine == 10 and late is not None else 0):
+            if not late.exists():
+                time.sleep(0.01)
         store.push("samples", seen, completes=batch)
         store.pushpull("batches", np.ones(3), completes=batch)
         mine += 1
@@ -73,8 +81,8 @@ def test_nothing_is_missed_or_repeated_when_a_worker_a_server_and_the_manager_ar
         killed = []
 
         def havoc():
-            for name in ("worker-1", "server-1", "manager"):
-                time.sleep(0.4)
+            for name, updates in (("worker-1", 10), ("server-1", 20), ("manager", 30)):
+                Hand(cluster, random.Random(0)).await_version("samples", updates)
                 pid = next(node.pid for node in cluster.nodes() if node.name == name and node.state == "alive")
                 os.kill(pid, signal.SIGKILL)
                 killed.append(name)
@@ -92,12 +100,17 @@ def test_nothing_is_missed_or_repeated_when_a_worker_a_server_and_the_manager_ar
             assert "SIGKILL" in results[1].reason
 
 
-def test_a_worker_that_is_added_takes_its_part_of_the_work():
+def test_a_worker_that_is_added_takes_its_part_of_the_work(tmp_path):
     with wl.Cluster(servers=1, workers=2) as cluster:
         added = []
-        thread = threading.Thread(target=lambda: (time.sleep(0.3), added.append(cluster.add_worker())))
+
+        def add():
+            Hand(cluster, random.Random(0)).await_version("samples", 3)
+            added.append(cluster.add_worker())
+
+        thread = threading.Thread(target=add)
         thread.start()
-        results = cluster.run(count_samples, 3000, 20, 1, pause=0.01)
+        results = cluster.run(count_samples, 3000, 20, 1, pause=0.01, late=tmp_path / "late")
         thread.join()
         assert added == ["worker-2"]
         told = check(results, 3000, 20, 1)

@@ -79,7 +79,7 @@ def test_a_worker_that_skips_a_parameter_is_named_where_nobody_is_met(consistenc
     def train(store):
         model = Skipping()
         model, optimizer = start(store, model)
-        work = store.batches(240, batch_size=12) if is_leased else range(8)
+        work = store.batches(2400, batch_size=12) if is_leased else range(8)
         for step, _ in enumerate(work):
             model.skips = step == 3 and store.rank == 1
             one_step(store, model, optimizer)

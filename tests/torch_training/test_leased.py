@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import time
 
 import numpy as np
@@ -96,14 +97,16 @@ def test_a_step_before_the_last_batch_of_a_share_says_to_wait_for_it():
 
 def test_a_worker_that_finds_no_work_holds_nobody_up(three):
     """It never makes a step, so the others must not need it for theirs."""
+    has_all = threading.Barrier(3)  # one batch for each of the others, and it comes when they have them
 
     def train(store):
         model = copy.deepcopy(START)
         optimizer = optimize(store, model)
         if store.rank == 0:
-            time.sleep(0.5)
+            has_all.wait(60)
         steps = 0
         for batch in store.batches(2 * BATCH, batch_size=BATCH):
+            has_all.wait(60)
             optimizer.zero_grad()
             loss_of(model, batch.indices).backward()
             optimizer.step(completes=batch)

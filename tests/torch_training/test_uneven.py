@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -113,14 +114,17 @@ def test_what_a_finished_worker_has_pushed_still_counts(pair):
 
 
 def test_what_a_worker_said_in_an_earlier_exchange_is_not_taken_for_what_it_says_now():
+    was_told = threading.Event()
+
     def leaves(store):
         first = store.exchange(bytes([store.rank]))
         if store.rank == 0:
             store.close()
-            time.sleep(1.0)  # it has left, and has not finished
+            was_told.wait(60)  # it has left, and has not finished
             return first
         with pytest.raises(wl.ClusterError, match="worker-0 left"):
             store.exchange(b"x")
+        was_told.set()
         return first
 
     with wl.Cluster(engine="threads", workers=2, timeout=TIMEOUT_SECONDS) as cluster:

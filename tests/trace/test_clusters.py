@@ -19,7 +19,7 @@ from windlass import trace as wl_trace
 from windlass.testing.rig import CHUNK_BYTES, Script, bits, perform
 from windlass.worker.client import Client
 
-SLOW_SECONDS = 0.1
+SLOW_SECONDS = 0.3
 STEPS = 4
 
 
@@ -195,7 +195,7 @@ def test_threads_are_traced_under_every_consistency(tmp_path, consistency):
         store.create("w", np.zeros(10, np.float32), update="add", consistency=consistency)
         for _ in range(3):
             if store.rank == 1:
-                time.sleep(0.06)
+                time.sleep(0.15)
             store.push("w", np.ones(10, np.float32))
             store.pull("w")
         store.barrier()

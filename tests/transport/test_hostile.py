@@ -218,13 +218,15 @@ def test_a_thousand_links_on_one_hub(form: str) -> None:
             opened.callback(other.hub.close)  # whatever happens: a thousand files are in the way of other tests
             other.hub.dial(one.me, one.hub.addresses)
         until = time.monotonic() + 120
-        while len(one.of(LinkUp)) < 1000 or not all(other.events for other in others):
+        waiting = others
+        while waiting:
             assert time.monotonic() < until
             one.poll(0)
-            for other in others:
-                if not other.events:
-                    other.poll(0)
-        assert {type(event) for other in others for event in other.events} == {LinkUp}
+            for other in waiting:
+                if any(isinstance(event, LinkDown) for event in other.poll(0)):
+                    other.hub.dial(one.me, one.hub.addresses)  # turned away, as the machine is slow: it comes again
+            waiting = [other for other in waiting if not other.of(LinkUp)]
+        expect_soon([one], lambda: len({event.peer for event in one.of(LinkUp)}) == 1000)
         for other in others:
             one.send(other, ack(other.me))
         one.hub.flush()
@@ -232,5 +234,5 @@ def test_a_thousand_links_on_one_hub(form: str) -> None:
             expect_soon([other], lambda other=other: other.messages == [ack(other.me)])  # type: ignore[misc]
             other.send(one, ack(0))
             other.hub.close()
-        expect_soon([one], lambda: len(one.of(LinkDown)) == 1000)
+        expect_soon([one], lambda: len(one.of(LinkDown)) == len(one.of(LinkUp)))
         assert len(one.of(Received)) == 1000

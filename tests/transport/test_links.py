@@ -324,7 +324,7 @@ def test_nothing_is_left_open_after_close() -> None:
             two.events.clear()
         one.hub.close()
         del one, two
-    assert open_files() == before
+    assert open_files() <= before  # those of a cluster that an earlier test has closed may go meanwhile
 
 
 def test_every_descriptor_closes_on_exec() -> None:

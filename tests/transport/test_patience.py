@@ -2,62 +2,60 @@
 
 from __future__ import annotations
 
-import os
 import select
-import time
 
-import pytest
+from windlass._transport.patience import AWAKE_SECONDS, GIVEN_SECONDS, MAX_GIVEN, Patience
 
-from windlass._transport.patience import MAX_GIVEN, Patience
-
-
-@pytest.fixture
-def pipe():
-    reading, writing = os.pipe()
-    yield reading, writing
-    os.close(reading)
-    os.close(writing)
+READY = [(3, select.EPOLLIN)]
 
 
-class Yields:
-    """Counted; each takes so long, as if somebody else had run."""
+class Machine:
+    """A clock, an epoll object on which something is ready or nothing comes, and a yield that takes so long. Time
+    passes only in what is called."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.count, self._seconds = 0, seconds
+    def __init__(self, yield_seconds: float, *, is_ready: bool = False) -> None:
+        self.now = 0.0
+        self.num_yields = 0
+        self._yield_seconds = yield_seconds
+        self._is_ready = is_ready
 
-    def __call__(self) -> None:
-        self.count += 1
-        until = time.perf_counter() + self._seconds
-        while time.perf_counter() < until:
-            pass
+    def patience(self) -> Patience:
+        return Patience(self, 8, self._give_way, lambda: self.now)  # type: ignore[arg-type]
 
+    def poll(self, seconds: float, max_ready: int) -> list[tuple[int, int]]:
+        if self._is_ready:
+            return READY
+        self.now += seconds
+        return []
 
-def waiting(reading: int, yields: Yields) -> Patience:
-    epoll = select.epoll()
-    epoll.register(reading, select.EPOLLIN)
-    return Patience(epoll, 8, yields)
-
-
-def test_what_is_there_is_given_without_a_yield(pipe):
-    yields = Yields()
-    os.write(pipe[1], b"x")
-    assert waiting(pipe[0], yields).wait(1.0) == [(pipe[0], select.EPOLLIN)]
-    assert not yields.count
+    def _give_way(self) -> None:
+        self.num_yields += 1
+        self.now += self._yield_seconds
 
 
-def test_a_core_that_others_want_is_given_away_a_few_times_and_then_left(pipe):
-    yields = Yields(2e-5)
-    assert waiting(pipe[0], yields).wait(0.0005) == []
-    assert yields.count == MAX_GIVEN
+def test_what_is_there_is_given_without_a_yield() -> None:
+    machine = Machine(GIVEN_SECONDS / 3, is_ready=True)
+    assert machine.patience().wait(1.0) == READY
+    assert (machine.num_yields, machine.now) == (0, 0.0)
 
 
-def test_a_core_that_nobody_wants_is_kept_for_a_moment(pipe):
-    yields = Yields()
-    waits = waiting(pipe[0], yields)
-    assert waits.wait(0.0008) == []
-    before = yields.count
-    assert before > MAX_GIVEN
-    waits.wait(0.003)  # a long one: the next is slept through
-    before = yields.count
-    assert waits.wait(0.0005) == []
-    assert yields.count == before
+def test_a_core_that_others_want_is_given_away_a_few_times_and_then_left() -> None:
+    machine = Machine(10 * GIVEN_SECONDS)
+    assert machine.patience().wait(AWAKE_SECONDS / 2) == []
+    assert machine.num_yields == MAX_GIVEN
+
+
+def test_a_core_that_nobody_wants_is_kept_for_a_moment() -> None:
+    machine = Machine(GIVEN_SECONDS / 3)
+    waits = machine.patience()
+    assert waits.wait(AWAKE_SECONDS / 2) == []
+    assert machine.num_yields > 10 * MAX_GIVEN
+    before = machine.num_yields
+    waits.wait(AWAKE_SECONDS / 2)  # a short one after a short one is met awake, too
+    assert machine.num_yields > before
+    waits.wait(3 * AWAKE_SECONDS)  # a long one: the next is slept through
+    before = machine.num_yields
+    assert waits.wait(AWAKE_SECONDS / 2) == []
+    assert machine.num_yields == before
+    waits.wait(AWAKE_SECONDS / 2)  # that was a short one again
+    assert machine.num_yields > before

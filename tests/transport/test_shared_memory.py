@@ -294,7 +294,7 @@ def test_descriptors_that_are_not_what_they_should_be_are_refused_and_closed() -
     theirs.close()
     for fd in (reader, writer, unsealed, short):
         os.close(fd)
-    assert open_files() == before
+    assert open_files() <= before  # those of a cluster that an earlier test has closed may go meanwhile
 
 
 def test_references_must_lie_within_an_announced_segment() -> None:

@@ -24,12 +24,17 @@ GIVEN_SECONDS = 2e-6
 
 
 class Patience:
-    """Waits on an epoll object. One owner. `give_way` lets whoever else is ready have the core."""
+    """Waits on an epoll object. One owner. `give_way` lets whoever else is ready have the core; `clock` gives seconds,
+    finer than a yield takes."""
 
     def __init__(
-        self, epoll: select.epoll, max_ready: int, give_way: Callable[[], object] = os.sched_yield
+        self,
+        epoll: select.epoll,
+        max_ready: int,
+        give_way: Callable[[], object] = os.sched_yield,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._poll, self._give_way = epoll.poll, give_way
+        self._poll, self._give_way, self._clock = epoll.poll, give_way, clock
         self._max_ready = max_ready
         self._is_worth_it = True
         self._given = 0  # how often the core was given away since the last sleep
@@ -39,7 +44,7 @@ class Patience:
         ready = self._poll(0, self._max_ready)
         if ready or seconds == 0:
             return ready
-        clock = time.perf_counter
+        clock = self._clock
         now = began = clock()
         if self._is_worth_it:
             until = began + (AWAKE_SECONDS if seconds is None else min(seconds, AWAKE_SECONDS))

@@ -27,6 +27,8 @@ TERM_SECONDS = 1.0
 CHECK_SECONDS = 0.5
 """How often the manager is asked whether the others wait for a worker that left without connecting."""
 ANSWER_SECONDS = 0.5
+LAST_ANSWER_SECONDS = 5.0
+"""When all have ended: how long the manager may take to say whether any of them had connected."""
 READ_BYTES = 64 << 10
 
 
@@ -51,7 +53,7 @@ class Crew:
         self._output = output
         self._running: dict[str, Child] = {}
         self.lost_servers: list[str] = []
-        self._unconnected: set[str] = set()  # left with status 0, and the manager never saw them
+        self._unconnected: set[str] = set()  # left with status 0, and the manager has not said that it saw them
         self._looker: Looker | None = None
         self._num_replaced: dict[str, int] = {}
         self._selector = selectors.DefaultSelector()
@@ -98,7 +100,7 @@ class Crew:
                 if self._is_waited_for():
                     return 1
         self._drain()
-        if len(self._unconnected) == self._num_workers:
+        if len(self._unconnected) == self._num_workers and not self._have_some_connected():
             times = count(self._num_workers, "time")
             self._output.say(
                 f"no worker called wl.connect(): the script ran {times}, each time on its own; "
@@ -178,14 +180,20 @@ class Crew:
     # --- workers that never connect -----------------------------------------------------------------------------------
 
     def _has_connected(self, name: str) -> bool:
+        """Whether the manager says so; if it is silent just now, it is asked again later."""
         nodes, _ = self._ask_manager()
-        return nodes is None or name in nodes
+        return nodes is not None and name in nodes
+
+    def _have_some_connected(self) -> bool:
+        nodes, _ = self._ask_manager(LAST_ANSWER_SECONDS)
+        return nodes is None or not self._unconnected.isdisjoint(nodes)
 
     def _is_waited_for(self) -> bool:
         """Whether somebody waits in connect() for those who have left; if so it is said."""
         nodes, generation = self._ask_manager()
+        self._unconnected -= nodes or set()
         waiting = sorted(name for name in self._running if name in (nodes or ()))
-        if generation != 0 or not waiting:
+        if generation != 0 or not waiting or not self._unconnected:
             return False
         gone, here = ", ".join(sorted(self._unconnected)), ", ".join(waiting)
         verb = "waits" if len(waiting) == 1 else "wait"
@@ -196,12 +204,12 @@ class Crew:
         )
         return True
 
-    def _ask_manager(self) -> tuple[set[str] | None, int | None]:
+    def _ask_manager(self, seconds: float = ANSWER_SECONDS) -> tuple[set[str] | None, int | None]:
         """The names of all nodes there have been, and the generation's number; None where the manager is silent."""
         try:
             if self._looker is None:
                 self._looker = Looker(self._engine.config(Role.DRIVER, -1))
-            said = self._looker.manager(ANSWER_SECONDS)
+            said = self._looker.manager(seconds)
         except WindlassError:
             return None, None
         return {node["name"] for node in said["nodes"]}, int(said["generation"].partition(".")[2])

@@ -3,6 +3,9 @@
 A finished worker stays a member: it serves the next run. So a round that it makes no push for never closes in this
 one, and who waits for that round should hear of it at once. A finished worker leaves a *tally*, how many pushes it made
 on each key. A wait for a later push than that is in vain; one for an earlier push is not, it may still be on its way.
+
+It may have finished because of what the last generation told it, that a server is lost, say. Whoever has not heard of
+that generation will: the reason is the cluster's, and no other is given before.
 """
 
 from __future__ import annotations
@@ -14,17 +17,24 @@ import msgspec
 
 from windlass._wire import messages as m
 from windlass.errors import UsageError
-from windlass.types import Bounded, Bytes, KeyId, Role
+from windlass.types import Bounded, Bytes, Generation, KeyId, Role
 from windlass.worker.client import Client, Waitable
 from windlass.worker.ops import Op, Request
 from windlass.worker.state import Submit
 from windlass.worker.store import BARRIER, EXCHANGE, Store
 
-Tally = dict[KeyId, int]
+Pushes = dict[KeyId, int]
 
 
 _NOT_MISSED = 1 << 62
 """In a tally: nobody waits for a push on this key."""
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """How many pushes a worker has made on each key, and the last generation that it knew."""
+
+    pushes: Pushes
+    generation: Generation
 
 
 class Finished(msgspec.Struct, frozen=True):
@@ -35,14 +45,15 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 def tally(store: Store) -> Tally:
-    """How many pushes this worker has made on each key, those that wait for their turn included."""
+    """Of this worker now, the pushes that wait for their turn included; of a store that is not usable, none."""
 
-    def count() -> Tally:
+    def count() -> Pushes:
         entries = store._entries.values()
         made = {one.key.id: one.key.clock + sum(op.push is not None for op in one.key.queue) for one in entries}
         return made | {one.key.id: _NOT_MISSED for one in entries if one.is_resting}
 
-    return store._client.undisturbed(count)
+    pushes = store._client.undisturbed(count) if store.is_usable else {}
+    return Tally(pushes, store._client.state.generation)
 
 
 class Doubts:
@@ -63,17 +74,18 @@ class Doubts:
 
     def __call__(self, task: Waitable) -> UsageError | None:
         state = self._client.state
+        finished = {rank: one.pushes for rank, one in self._finished.items() if one.generation <= state.generation}
         for op in state.ops.values():
             if op.owner is task or any(queued.owner is task for queued in op.key.queue):
-                for rank, made in self._finished.items():
+                for rank, made in finished.items():
                     if _is_in_vain(op, made):
                         return UsageError(self._told(op, f"worker-{rank}", made))
         for request in list(state.requests.values()):
             if getattr(request.finish, "__self__", None) is task:
-                return self._lacks_first_value(request, task)
+                return self._lacks_first_value(request, task, finished)
         return None
 
-    def _told(self, op: Op, name: str, made: Tally) -> str:
+    def _told(self, op: Op, name: str, made: Pushes) -> str:
         key, me = op.key.spec.name, f"worker-{self._client.state.rank}"
         if key == BARRIER:
             what = f"{me} waits for it at barrier()"
@@ -89,14 +101,14 @@ class Doubts:
             then = "Let all workers make equally many"
         return f"{name} has finished its function and makes no further step; {what}. {then}"
 
-    def _lacks_first_value(self, request: Request, task: Waitable) -> UsageError | None:
+    def _lacks_first_value(self, request: Request, task: Waitable, finished: dict[int, Pushes]) -> UsageError | None:
         """A key begins with the lowest rank's value. If that one has finished, and the server still lacks the value, it
         will not come."""
         message = request.make(request.number)
         if not isinstance(message, m.Attach) or message.clock >= 0:
             return None
         lowest = min(node.rank for node in self._client.state.nodes.values() if node.role is Role.WORKER)
-        if lowest not in self._finished:
+        if lowest not in finished:
             return None
         if self._asked.setdefault(request.number, False):
             return UsageError(
@@ -113,8 +125,8 @@ class Doubts:
         return None
 
 
-def _is_in_vain(op: Op, made: Tally) -> bool:
-    """Whether the operation waits for a push that a worker with this tally has not made. Rounds up to `since` were
+def _is_in_vain(op: Op, made: Pushes) -> bool:
+    """Whether the operation waits for a push that a worker who made these has not made. Rounds up to `since` were
     closed before this worker began."""
     key = op.key
     if op.reads_newest:

@@ -61,8 +61,8 @@ class Revival:
             now = time.monotonic()
             if len(deaths) == MAX_RESTARTS and now - deaths[0] < WINDOW_SECONDS:
                 reason = f"{text}; managers have died {MAX_RESTARTS + 1} times within {WINDOW_SECONDS:.0f} s"
+                self._give_up(reason)  # first: who reads the line may act on it
                 log.error("%s; it is not started again", reason)
-                self._give_up(reason)
                 return
             deaths.append(now)
             log.warning("%s; another one is started, and what is under way goes on", text)
@@ -75,8 +75,8 @@ class Revival:
                 continue  # it died while it started: once more
             except WindlassError as error:
                 if not self._is_over:
-                    log.error("%s; another one cannot be started: %s", text, error)
                     self._give_up(f"{text}, and another one could not be started: {error}")
+                    log.error("%s; another one cannot be started: %s", text, error)
                 return
 
     def _is_gone(self, pid: int) -> bool:

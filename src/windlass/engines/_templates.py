@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -142,7 +142,13 @@ class Template:
                 self._channel.send(message)
                 for fd in files:
                     self._channel.send_fd(fd)
-                if (answer := self._answer(message, deadline)) is not None:
+                try:
+                    answer = self._answer(message, deadline, lets_in=not isinstance(message, Bury))
+                except BaseException:
+                    if isinstance(message, Make):
+                        self._unmake(message)
+                    raise
+                if answer is not None:
                     return answer
             except ChannelClosed:
                 self.close()
@@ -151,7 +157,20 @@ class Template:
                 self._lock.release()
         raise TimeoutError(f"{self} did not {what} within {seconds:g} s")
 
-    def _answer(self, message: Boot | Make | Bury, deadline: float) -> Ready | Made | Buried | Failed | None:
+    def _unmake(self, order: Make) -> None:
+        """Whoever ordered a server was interrupted as it waited. The server comes all the same: it is buried now, or
+        it would lie unburied until the next one is ordered. Inside `_lock`."""
+        deadline = time.monotonic() + BURY_SECONDS
+        with suppress(ChannelClosed):  # a dead template leaves nothing to bury
+            made = self._answer(order, deadline, lets_in=False)
+            if isinstance(made, Made):
+                bury = Bury(ticket=next(self._tickets), pid=made.pid)
+                self._channel.send(bury)
+                self._answer(bury, deadline, lets_in=False)
+
+    def _answer(
+        self, message: Boot | Make | Bury, deadline: float, *, lets_in: bool
+    ) -> Ready | Made | Buried | Failed | None:
         ticket = 0 if isinstance(message, Boot) else message.ticket
         while True:
             left = deadline - time.monotonic()
@@ -163,7 +182,7 @@ class Template:
                     self._channel.send(Bury(ticket=-1, pid=answer.pid))
             elif left <= 0:
                 return None
-            elif not isinstance(message, Bury):
+            elif lets_in:
                 let_in()
 
 

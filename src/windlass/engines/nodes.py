@@ -199,7 +199,7 @@ def call(run: int, function: Any, store: Store, args: Any, kwargs: Any) -> Outco
         result = function(store, *args, **kwargs)
         store._leased.close()
         store.raise_unseen()
-        return Outcome(run, result=result, tally=tally(store) if store.is_usable else {})
+        return Outcome(run, result=result, tally=tally(store))
     except BaseException as error:
         return Outcome(run, error=error, trace=traceback.format_exc())
 

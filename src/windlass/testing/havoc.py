@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from windlass._ledger import Faults, Ledger
@@ -190,11 +191,13 @@ class Hand:
 
 
 class Havoc:
-    """A plan under way in a thread of its own. Leaving the block waits for its end and raises what it raised."""
+    """A plan under way in a thread of its own; when it is over there is a file `over`, if one is named. Leaving the
+    block waits for its end and raises what it raised."""
 
-    def __init__(self, cluster: Cluster, plan: Plan, seed: int) -> None:
+    def __init__(self, cluster: Cluster, plan: Plan, seed: int, over: str = "") -> None:
         self.hand = Hand(cluster, random.Random(f"havoc/{seed}"))
         self._plan = plan
+        self._over = over
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="windlass-havoc", daemon=True)
 
@@ -203,6 +206,10 @@ class Havoc:
             self._plan(self.hand)
         except BaseException as error:
             self._error = error
+        finally:
+            with suppress(FileNotFoundError):  # nobody waits for it any more
+                if self._over:
+                    Path(self._over).touch()
 
     def __enter__(self) -> Hand:
         self._thread.start()

@@ -9,10 +9,12 @@ Stamps are `time.monotonic()`, which all processes of one Linux machine share.
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from windlass.filters import Filter
 from windlass.store.initial import initial_rule
 from windlass.testing.calls import Where, kept_back, lay_out, marks_of
 from windlass.testing.checker import Verdict, judge
-from windlass.testing.havoc import Havoc, Plan, Save, Shot
+from windlass.testing.havoc import PATIENCE_SECONDS, Havoc, Plan, Save, Shot
 from windlass.testing.history import History, KeyShape, Pulled, Pushed, WorkerLog
 from windlass.types import Array, Consistency, Role, TableSpec
 from windlass.worker.store import Store
@@ -34,6 +36,8 @@ CHUNK_BYTES = 4096
 """The smallest a store allows: replies are copied into their frames."""
 LARGE_CHUNK_BYTES = 64 << 10
 """Large enough that pushes and replies go by reference where memory is shared."""
+HOLD_SECONDS = 0.02
+"""Between two pulls of a worker that holds its last push back."""
 
 
 def bits(name: str, consistency: Consistency, *, num_slots: int = 4, chunk_bytes: int = CHUNK_BYTES) -> KeyShape:
@@ -53,13 +57,16 @@ def rows(
 @dataclass(frozen=True, slots=True)
 class Script:
     """What every worker does: `clock` pushes on each key, in the same order of keys, with pulls between them. Each
-    cuts about `cuts` of its own links. Rank 0 is the slow one: it sleeps up to `lag_seconds` before a push."""
+    cuts about `cuts` of its own links. Rank 0 is the slow one: it sleeps up to `lag_seconds` before a push. The last
+    push is held back, and pulls go on, until there is a file `until`: so the faults of a plan happen in its midst,
+    however slow the plan is."""
 
     keys: tuple[KeyShape, ...]
     clock: int
     seed: int
     cuts: int = 4
     lag_seconds: float = 0.004
+    until: str = ""
 
 
 @dataclass(slots=True)
@@ -96,8 +103,10 @@ def perform(cluster: Cluster, script: Script, plan: Plan = lambda hand: None) ->
     """Let every worker of the cluster play the script while the plan is carried out, read the final values when both
     are over, and judge. Blocks."""
     assert all(cluster.num_workers * script.clock <= shape.slot_size for shape in script.keys), "more pushes than bits"
-    with Havoc(cluster, plan, script.seed) as hand:
-        played: list[Played] = cluster.run(play, script)
+    with tempfile.TemporaryDirectory(prefix="windlass-rig-") as place:
+        held = replace(script, until=os.path.join(place, "over"))
+        with Havoc(cluster, plan, script.seed, held.until) as hand:
+            played: list[Played] = cluster.run(play, held)
     driver = cluster.store()
     final = {shape.name: np.array(driver.pull(shape.name, **_place(shape, None))).reshape(-1) for shape in script.keys}
     shapes = {shape.name: shape for shape in script.keys}
@@ -192,7 +201,9 @@ class _Player:
         random.Random(script.seed).shuffle(order)
         made = dict.fromkeys((shape.name for shape in script.keys), 0)
         cut_rate = script.cuts / len(order)
-        for shape in order:
+        for left, shape in zip(reversed(range(len(order))), order, strict=True):
+            if not left:
+                self._hold(made)
             time.sleep(rng.random() * script.lag_seconds / (1 if self.store.rank == 0 else 8))
             made[shape.name] += 1
             self._push(shape, made[shape.name])
@@ -209,6 +220,15 @@ class _Player:
         for task, _, _ in self.under_way:
             task.wait()
         self.settle()
+
+    def _hold(self, made: dict[str, int]) -> None:
+        """Until the plan is over, or for so long that it is to blame."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.script.until and not os.path.exists(self.script.until) and time.monotonic() < deadline:
+            shape = self.rng.choice(self.script.keys)
+            self._pull(shape, made[shape.name], self._where(shape), wait=True)
+            self.settle()
+            time.sleep(HOLD_SECONDS)
 
     def _create(self, shape: KeyShape) -> None:
         kept, filters = shape.consistency, list(shape.filters)
