@@ -235,16 +235,17 @@ class SequentialShard(DraftingShard):
         made = self.rounds.close(ranked, refusal)
         self._gone += [who for who in ranked if who not in live]  # their last word
         push = (ROUND, round)
-        entry = msgspec.structs.replace(
-            draft.entry, now=self.time.now(), is_refused=bool(refusal), draft=draft.number if draft.is_reduced else 0
-        )
+        entry = draft.entry
+        if draft.is_reduced:
+            entry = msgspec.structs.replace(entry, now=self.time.now(), draft=draft.number)
         if refusal or draft.error:
             self._errors[push] = refusal or draft.error
-            entry = msgspec.structs.replace(entry, elements=(0,) * len(ranked))
+            entry = msgspec.structs.replace(entry, is_refused=bool(refusal), elements=(0,) * len(ranked))
         for lease in entry.leases:
             self.batches.take(lease.workload, lease.numbers)
         acks = tuple([who for who, one in made.items() if one.wants_ack])
-        effects = self.queue([*self._updates(draft, entry, push), End(push, ranked, acks, entry), LetGo(draft)])
+        units = [*self._updates(draft, entry, push), End(push, ranked, acks, entry)]
+        effects = self.queue([*units, LetGo(draft)] if self.num_shards > 1 else units)
         if draft.is_reduced:
             effects.append(Recycle(tuple([piece[3] for one in made.values() for piece in one.pieces])))
         if self._ahead:
