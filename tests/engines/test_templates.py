@@ -7,6 +7,8 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -15,6 +17,7 @@ from tests.busy import is_soon, is_within
 from tests.engines import targets
 from tests.engines.processes import ask, descendants, left_after, open_files, run_driver
 from tests.engines.targets import CALL
+from windlass.engines import _templates
 from windlass.engines._children import ForkServer
 
 
@@ -113,6 +116,35 @@ def test_a_template_that_is_slow_to_bury_one_server_does_not_take_another_along(
             assert warmed_by(another) != [template]  # which is not to be relied on any more
         assert left_after([server.pid], 1) == []
     assert left_after([template], 1) == []
+
+
+class Fetched:
+    """In the place of a lock: as soon as it is open, somebody takes the template."""
+
+    def __init__(self, template: SimpleNamespace) -> None:
+        self._template, self._is_first = template, True
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exception: object) -> None:
+        self._template.num_users += self._is_first
+        self._template.num_made += self._is_first
+        self._is_first = False
+
+
+def test_a_template_that_is_taken_as_another_gives_it_back_does_not_expire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_templates, "LINGER_SECONDS", 0.01)
+    closed: list[bool] = []
+    template: Any = SimpleNamespace(num_users=1, num_made=1, is_alive=True, close=lambda: closed.append(True))
+    kept = _templates.Kept()
+    kept._template, kept._lock = template, Fetched(template)  # type: ignore[assignment]
+    before = set(threading.enumerate())
+    kept.give_back(template)
+    for timer in set(threading.enumerate()) - before:
+        timer.join()
+    assert template.num_users == 1
+    assert not closed
+    kept._template, kept._lock = None, threading.Lock()
 
 
 def test_servers_that_are_opened_and_closed_by_many_threads_at_once_leave_nothing() -> None:

@@ -223,7 +223,8 @@ class Kept:
             if template is not self._template or not template.is_alive:
                 self._drop(template)
                 return
-        timer = threading.Timer(LINGER_SECONDS, self._expire, (template, template.num_made))
+            num_made = template.num_made  # here: once the lock is open, somebody may take it
+        timer = threading.Timer(LINGER_SECONDS, self._expire, (template, num_made))
         timer.daemon = True
         timer.start()
 
