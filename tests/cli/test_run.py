@@ -71,6 +71,7 @@ def test_a_script_that_needs_no_cluster_runs_too(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("nowhere.py",), "windlass: no script at 'nowhere.py'\n"),
+        (("/",), "windlass: '/' is a directory without a __main__.py: name the script\n"),
         (("json.tool",), "windlass: no script at 'json.tool'; for the module: -m json.tool\n"),
         (
             ("--consistency", "strong", __file__),

@@ -154,6 +154,8 @@ def check_script(target: str, arguments: list[str], *, is_module: bool) -> Scrip
             names = target.split(".")
             is_like_module = all(map(str.isidentifier, names)) and importlib.util.find_spec(names[0]) is not None
             raise UsageError(f"no script at '{target}'" + (f"; for the module: -m {target}" if is_like_module else ""))
+        if path.is_dir() and not (path / "__main__.py").is_file():
+            raise UsageError(f"'{target}' is a directory without a __main__.py: name the script")
         return Script((target, *arguments))
     return Script(("-m", target, *arguments))
 
