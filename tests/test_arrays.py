@@ -59,3 +59,12 @@ def test_gradients_and_byte_order_and_scalars_do_not_matter():
     store.push("n", 1.5)
     assert store.pull("n").shape == ()
     assert float(store.pull("n")) == 1.5
+
+
+def test_a_masked_element_is_an_error_and_not_what_lies_under_the_mask():
+    store = wl.Store()
+    store.create("w", np.zeros(2, np.float32), update="add")
+    with pytest.raises(wl.UsageError, match=r"'w'.*masked elements have no value; fill them first"):
+        store.push("w", np.ma.masked_array(np.ones(2, np.float32), [False, True]))
+    store.push("w", np.ma.masked_array(np.ones(2, np.float32)))
+    assert store.pull("w").tolist() == [1.0, 1.0]

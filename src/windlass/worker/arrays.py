@@ -56,6 +56,8 @@ def look(value: Any, what: str) -> tuple[Like, Array]:
         like = Like("jax", _known(dtype, what), tuple(value.shape))
         host = np.asarray(value) if dtype == "bfloat16" else np.from_dlpack(value)
         return like, _flat(host, dtype)
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise UsageError(f"{what}: masked elements have no value; fill them first, by value.filled(0), say")
     array = np.asarray(value)
     dtype = _known(str(array.dtype.newbyteorder("=")), what)
     like = Like("numpy", dtype, array.shape)
