@@ -24,7 +24,8 @@ from windlass.server.host import Host, Routes
 from windlass.server.log import COPIED_BYTES, Whole
 from windlass.server.shard import Shard
 from windlass.server.units import ROUND, Draft, Drafted, Echo, Keep, LetGo, Mark, Reduce, Unit, count_staged
-from windlass.types import Block, Bytes, Incarnation, Lease
+from windlass.server.updating import named
+from windlass.types import Incarnation, Lease
 
 DRAFT = m.Kind.DRAFT
 
@@ -103,23 +104,14 @@ class DraftingShard(Shard):
         draft = unit.draft
         if draft is not self._draft or draft.error:
             return []
-        blocks: list[Block] = []
-
-        def room(nbytes: int) -> Bytes:
-            blocks.append(self._room(nbytes))
-            return blocks[-1].array
-
         try:
-            reduced = self.slots[unit.slot].content.reduce(unit.pieces, divisor=draft.divisor, room=room)
+            reduced, blocks = self.reduce(self.slots[unit.slot], unit.pieces, draft.divisor)
         except (Exception, SystemExit) as error:  # a user's code may call sys.exit()
             draft.error = self.failure(error)
-            for block in blocks:
-                if block.array.nbytes > COPIED_BYTES:
-                    self._pins.retire(block)
             return [Log("error", draft.error)]
         draft.pins += [self._pins.pin(self.me, block) for block in blocks if block.array.nbytes > COPIED_BYTES]
         draft.pieces += reduced
-        return self.log.part(tuple([(number, lo, hi) for number, lo, hi, _ in reduced]), tuple(blocks))
+        return self.log.part(named(reduced), blocks)
 
     def _drafted(self, unit: Drafted) -> list[Effect]:
         draft = unit.draft

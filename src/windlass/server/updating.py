@@ -6,12 +6,19 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from windlass._wire.effects import Effect, Log, Recycle
+from windlass._wire.messages import Piece
 from windlass.consistency.rounds import StagedPiece
 from windlass.errors import UsageError, in_words, text_of
+from windlass.server.log import COPIED_BYTES
 from windlass.server.refusing import Refuses
 from windlass.server.rows import apply_together
 from windlass.server.units import THE_SHARDS, Apply, ApplyRows, HeldSlot
 from windlass.types import Block, Bytes, Incarnation
+
+
+def named(pieces: list[StagedPiece]) -> tuple[Piece, ...]:
+    """The same without their data."""
+    return tuple([(number, lo, hi) for number, lo, hi, _ in pieces])
 
 
 class Updates(Refuses):
@@ -39,8 +46,8 @@ class Updates(Refuses):
                 elif unit.push in self._errors:
                     pass  # it is refused: what it would have changed stays as it is
                 elif is_followed:
-                    reduced, told = self._reduce(slot, unit)
-                    effects += told
+                    reduced, blocks = self.reduce(slot, unit.pieces, unit.divisor)
+                    effects += self.log.part(named(reduced), blocks)  # on its way before we update ourselves
                     slot.content.update(reduced, hyper=unit.hyper, now=unit.now)
                 else:
                     slot.content.apply(unit.pieces, divisor=unit.divisor, hyper=unit.hyper, now=unit.now)
@@ -53,17 +60,23 @@ class Updates(Refuses):
             effects += self._refuse_riders(slot, unit.push) if self._errors else self.answer_waiting(slot)
         return effects
 
-    def _reduce(self, slot: HeldSlot, unit: Apply) -> tuple[list[StagedPiece], list[Effect]]:
-        """What to update with, as all of the chain do; the head sends it on before it does so itself."""
+    def reduce(
+        self, slot: HeldSlot, pieces: list[StagedPiece], divisor: int
+    ) -> tuple[list[StagedPiece], tuple[Block, ...]]:
+        """What to update with, as all of the chain do, and the memory that it is in."""
         blocks: list[Block] = []
 
         def room(nbytes: int) -> Bytes:
             blocks.append(self._room(nbytes))
             return blocks[-1].array
 
-        reduced = slot.content.reduce(unit.pieces, divisor=unit.divisor, room=room)
-        named = tuple([(number, lo, hi) for number, lo, hi, _ in reduced])
-        return reduced, self.log.part(named, tuple(blocks))
+        try:
+            return slot.content.reduce(pieces, divisor=divisor, room=room), tuple(blocks)
+        except BaseException:
+            for block in blocks:
+                if block.array.nbytes > COPIED_BYTES:
+                    self._pins.retire(block)
+            raise
 
     def _apply_rows(self, unit: ApplyRows) -> list[Effect]:
         """As one: the kernels take rows of several slots."""
