@@ -392,3 +392,30 @@ def test_a_link_stays_below_the_rate_that_it_was_given():
     assert 0.3 < seconds < 3  # 4 MB there and 4 MB back
     with pytest.raises(wl.UsageError, match=r"link_bytes_per_second expects a whole number"):
         wl.Cluster(link_bytes_per_second=-1)
+
+
+def test_a_key_that_was_deleted_and_made_anew_is_the_new_one_to_the_driver(tmp_path):
+    """A wl.torch.Optimizer does that in every run; a driver that looked before would otherwise never save again."""
+
+    def make(store, value):
+        store.create("w", np.full(4, value), update="add")
+        store.push("w", np.zeros(4)).wait()
+
+    def make_anew(store):
+        store.barrier()
+        if store.rank == 0:
+            store.delete("w")
+        store.barrier()
+        store._put_down("w")
+        make(store, 2.0)
+
+    with wl.Cluster(engine="threads", servers=1, workers=2, checkpoint=tmp_path / "saved") as cluster:
+        cluster.run(make, 1.0)
+        driver = cluster.store()
+        assert (driver.version("w"), driver.pull("w").tolist()) == (1, [1.0] * 4)
+        cluster.run(make_anew)
+        assert (driver.version("w"), driver.pull("w").tolist()) == (1, [2.0] * 4)
+        assert wl.checkpoint.Reader(cluster.last_checkpoint).array("w").tolist() == [2.0] * 4
+        cluster.run(lambda store: store.delete("w") if store.rank == 0 else None)
+        with pytest.raises(wl.UsageError, match="'w'"):
+            driver.pull("w")

@@ -2,6 +2,7 @@
 
     WindlassError
     ├── UsageError       the caller broke a rule: wrong shape, unknown key, push after close
+    │   └── DeletedKey       the key was deleted under whoever uses it
     ├── ClusterError     the cluster changed: a node died, a run was stopped
     │   ├── TimeoutError     a wait reached its deadline (also a builtin TimeoutError)
     │   ├── LostRange        a range of a key is gone with the servers that held it
@@ -23,6 +24,10 @@ class WindlassError(Exception):
 
 class UsageError(WindlassError, ValueError):
     """The caller broke a rule; repeating the call unchanged fails again."""
+
+
+class DeletedKey(UsageError):
+    """The key was deleted under whoever uses it. It may have been made anew since, by the same name."""
 
 
 class ClusterError(WindlassError, RuntimeError):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from windlass._wire import messages as m
-from windlass.errors import UsageError, WindlassError
+from windlass.errors import DeletedKey, UsageError, WindlassError
 from windlass.filters import Payload
 from windlass.store.batch import Route
 from windlass.types import Array, Block, Bytes, Chain, Incarnation, KeyId, KeySpec, Lease, Sequential
@@ -330,7 +330,7 @@ def refusal(of: Incarnation | KeyInfo | tuple[KeyInfo, int], reason: str) -> Usa
 
 
 def deleted(name: str) -> UsageError:
-    return UsageError(f"'{name}' was deleted; create it again")
+    return DeletedKey(f"'{name}' was deleted; create it again")
 
 
 def fits(pieces: tuple[m.Piece, ...], data: tuple[Bytes, ...], itemsize: int) -> bool:
