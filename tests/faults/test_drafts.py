@@ -56,6 +56,29 @@ def test_the_last_push_of_a_worker_that_dies_together_with_a_server_counts_every
     assert dead in (after, after + 1)
 
 
+@dataclass(frozen=True)
+class Scribbling(wl.Updater):
+    """Overwrites the aggregate, as it may."""
+
+    def update(self, value, grad, state, step):
+        value += grad
+        grad[:] = -777
+
+
+def push_twice(store: wl.Store) -> None:
+    store.create("w", np.zeros(SIZE), update=Scribbling())
+    for _ in range(2):
+        store.push("w", np.ones(SIZE)).wait()
+
+
+def test_an_updater_may_overwrite_what_it_is_given_and_replicas_have_it_all_the_same():
+    with cluster("shm", workers=2, chunk_bytes=10 * 4096) as there:
+        there.run(push_twice)
+        hand = Hand(there, random.Random(0))
+        hand.kill("server-0")
+        assert set(there.store().pull("w").tolist()) == {4.0}
+
+
 def fail_once(store: wl.Store) -> tuple[str, list[float]]:
     store.create("w", np.zeros(SIZE), update=Picky())
     store.push("w", np.ones(SIZE)).wait()

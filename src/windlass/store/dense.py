@@ -203,9 +203,10 @@ class DenseSlot:
         cut = [(each.lo, each.hi, [index]) for index, each in enumerate(reduced)]
 
         def aggregate(part: _Part) -> Array:
+            """A copy: the updater may overwrite it, and others read what was reduced."""
             [index] = part.covering
             lo = reduced[index].lo
-            return numbers[index][part.lo - lo : part.hi - lo]
+            return numbers[index][part.lo - lo : part.hi - lo].copy()
 
         return self._update_parts(job, cut, aggregate, updater, is_pinned)
 
