@@ -156,6 +156,15 @@ def test_a_server_may_die_with_rounds_that_nobody_else_has(crew: Crew) -> None:
     assert shots.crashes > 130
 
 
+def test_a_head_may_die_as_it_hears_that_a_round_is_closed_and_its_keeper_hear_of_that_late(crew: Crew) -> None:
+    limits = replace(
+        CALM, servers=(3, 4), replicas=(1, 1), keys=(1, 1), clock=(3, 6), consistencies=(Sequential(),), aims=3,
+        kinds=("Close",), whats=("crash",), slows=4, hurry=(0.05,),
+    )  # fmt: skip
+    shots = check_seeds(crew, range(250), limits)
+    assert shots.aimed.total() > 60
+
+
 def test_workers_and_servers_may_die_together(crew: Crew) -> None:
     limits = replace(CALM, servers=(2, 4), replicas=(1, 2), crashes=2, deposed=1, departures=2, zombies=1, joins=1)
     shots = check_seeds(crew, range(150), limits)

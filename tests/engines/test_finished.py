@@ -16,8 +16,9 @@ def _outlive_the_server(store: wl.Store, server: int) -> str:
     rank 1 has finished because of it."""
     for key in "wv":
         store.create(key, np.zeros(4, np.float32), update="add")
-    store.pushpull({"w": np.ones(4, np.float32), "v": np.ones(4, np.float32)})
     try:
+        store.pushpull({"w": np.ones(4, np.float32), "v": np.ones(4, np.float32)})
+        store.barrier()
         task = store.pushpull("wv"[store.rank], np.ones(4, np.float32), wait=False)
         if store.rank == 0:
             store._client._turn.take()

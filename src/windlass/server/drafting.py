@@ -165,10 +165,11 @@ class DraftingShard(Shard):
         return [] if draft is None else self._free(draft)
 
     def _let_go(self, unit: LetGo) -> list[Effect]:
-        """Its round is applied, and in the log: now a learner can be shown what is here."""
-        self.awaits = False
+        """Its round is applied, and in the log: now a learner can be shown what is here; unless the next draft is made
+        already, and one of pieces, which is in no entry."""
+        self.awaits = self._draft is not None and not self._draft.is_reduced
         effects = self._free(unit.draft)
-        if self.is_lesson_due and self.log.learner is not None:
+        if not self.awaits and self.is_lesson_due and self.log.learner is not None:
             effects += self.teach(self.log.learner)
         return effects
 

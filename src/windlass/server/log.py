@@ -356,9 +356,8 @@ class Log:
             again = [Send(peer, self._ack())] if part.entry is not None else []
             return [*release, *again], None
         effects: list[Effect] = []
-        if part.index == self.index + 1 and part.part < len(self._coming):
-            return release, None  # here already: sent again, with what follows, or come twice
-        if part.index == self.index + 1 and part.part == 0:
+        if part.index == self.index + 1 and part.part == 0 and release:
+            effects += self._forget_coming()  # begun anew, and maybe another entry than before
             # At once where the next of the chain has all before it; else when it is applied here.
             is_chained = self.downstream is not None and not self._is_teaching
             self._hands_on = is_chained and self._handed_on == self.index

@@ -77,7 +77,10 @@ class SequentialShard(DraftingShard):
         return self.advance()
 
     def on_members(self) -> list[Effect]:
-        return super().on_members() + self.advance()
+        """A keeper tells the heads that there are now how the last round ended: it may have told one that is gone."""
+        again = range(1, self.num_shards) if self.is_keeper and self.log.is_head else ()
+        told = [close for shard in again for close in self._close_again(shard)]
+        return super().on_members() + told + self.advance()
 
     def current_round(self) -> int:
         return self.rounds.closed
@@ -111,8 +114,9 @@ class SequentialShard(DraftingShard):
         again = [close for shard in mine if self.routes.head(shard) == server for close in self._close_again(shard)]
         return again + self._decide()
 
-    def _close_again(self, shard: int) -> list[Effect]:
-        closed, head = self.rounds.closed, self.routes.head(shard)
+    def _close_again(self, shard: int, head: Incarnation | None = None) -> list[Effect]:
+        """Tell this server, or the head of the shard, how the last round ended."""
+        closed, head = self.rounds.closed, head or self.routes.head(shard)
         members = self.rounds.members.get(closed)
         if members is None or head is None or (closed != self.version and not self.log.is_last):
             return []  # in the last case it is told when our chain knows of it
@@ -156,7 +160,7 @@ class SequentialShard(DraftingShard):
             error=self._judged[2], draft=draft.number, drafted=drafted,
         )  # fmt: skip
         if self.is_keeper and self.log.is_last:
-            return self.staged(report)
+            return self.staged(report, self.me)
         keeper = self.routes.keeper
         return [] if keeper is None else [Send(keeper, report)]
 
@@ -171,11 +175,12 @@ class SequentialShard(DraftingShard):
             return []
         return self.make_draft(asked.round, asked.members, draft.number + 1)
 
-    def staged(self, report: m.Staged) -> list[Effect]:
-        """Keeper: a shard has everything of a round. A round closed already is told again: the word was lost."""
+    def staged(self, report: m.Staged, who: Incarnation) -> list[Effect]:
+        """Keeper: a shard has everything of a round, says this server. A round closed already is told again, and to it:
+        the word was lost, or went to a head before it, of a generation that we may still be in."""
         if report.round <= self.rounds.closed:
             is_last = report.round == self.rounds.closed and report.shard != self.number
-            return self._close_again(report.shard) if is_last else []
+            return self._close_again(report.shard, who) if is_last else []
         generation, drafted = Generation(report.term, report.number), frozenset(report.drafted)
         said = Report(generation, report.round, report.draft, drafted, frozenset(report.members))
         self._reports.report(report.shard, said)

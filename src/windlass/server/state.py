@@ -312,7 +312,7 @@ class ServerState(Chained):
             is_report = isinstance(message, m.Staged)
             return self._keep_for_head(Received(peer, message), message.key, 0, shard) if is_report else []
         if isinstance(message, m.Staged):
-            return self._told(shard, shard.staged(message))
+            return self._told(shard, shard.staged(message, peer))
         if peer != key.routes.keeper:
             return []
         if isinstance(message, m.Propose):
