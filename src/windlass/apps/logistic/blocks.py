@@ -186,15 +186,15 @@ class BlockFit:
 
     # --- between passes ---
 
-    def meet(self) -> None:
+    def meet(self, *, is_full: bool) -> None:
         """Where workers push without rounds: wait until all have come to the end of this pass, and read what it has
-        come to, so that all look ahead from the same weights."""
+        come to, so that all look ahead from the same weights. After a full pass of all columns: one that sleeps here
+        may be awake in another worker."""
         self._store.barrier()
-        tasks = [
-            self._store.pull(self._table, ids=self.columns.ids[block.listed], wait=False) for block in self.blocks
-        ]
-        for block, task in zip(self.blocks, tasks, strict=True):
-            self._take(block.listed, task.wait().reshape(-1, 2))
+        chosen = [block.columns if is_full else block.listed for block in self.blocks]
+        tasks = [self._store.pull(self._table, ids=self.columns.ids[each], wait=False) for each in chosen]
+        for each, task in zip(chosen, tasks, strict=True):
+            self._take(each, task.wait().reshape(-1, 2))
         if self._plan.intercept:
             bias = self._store.pull(self._bias)
             self.pulled_bytes += bias.nbytes
@@ -225,12 +225,16 @@ class BlockFit:
 
     def go_ahead(self, lead: float) -> None:
         """Begin the next pass from there."""
+        # The margins follow the weights, and not the way that they themselves have come: what they are off by rounding
+        # would be led with it, pass after pass, and the loss falls along that way, too.
         self.lead, self.turn, weights = lead, self.turn + 1, self.weights
-        self.columns.go_ahead(lead)
-        before, weights.before = weights.before, weights.now.copy()
-        weights.now = led(weights.now, before, lead)
+        now, before, weights.before = weights.now, weights.before, weights.now.copy()
+        weights.now = led(now, before, lead)
+        moved = np.flatnonzero(weights.now != now)
+        self.columns.move(moved, weights.now[moved] - now[moved])
         bias = np.array([weights.bias_before, weights.bias], np.float32)
-        weights.bias_before, weights.bias = weights.bias, float(led(bias[1:], bias[:1], lead)[0])
+        weights.bias_before = weights.bias
+        self._take_bias(float(led(bias[1:], bias[:1], lead)[0]))
 
     def share(self, passes: int, votes: float) -> Share:
         # What the filters have left of the pushes, ids included.
@@ -249,17 +253,16 @@ def fit(store: Store, rows: Rows, plan: Plan, features_per_row: float, teller: T
         if number:
             run.run_pass(number, is_full=is_full)
             if not has_rounds:
-                run.meet()
+                run.meet(is_full=is_full)
         told = teller.change(run.share(number, votes), run.look_ahead())
         heard = teller.hear(store.pushpull(teller.key, told))
         if heard.share.votes >= store.num_workers:
             break
-        fall = teller.fall(1)
-        if fall < 0:
+        if teller.has_risen:
             run.caution = min(1.0, 2 * run.caution)
         elif not has_rounds:
             run.caution = max(least_caution, CAUTION_LEFT * run.caution)
-        is_still = abs(fall if has_rounds else teller.fall(WINDOW_PASSES)) < plan.tolerance
+        is_still = teller.spread(1 if has_rounds else WINDOW_PASSES) < plan.tolerance
         votes = float(is_still and is_full)
         is_full = is_still or number + 1 in FULL_PASSES or (number + 1) % 10 == 0
         run.go_ahead(heard.best_lead)

@@ -92,12 +92,6 @@ class Columns:
         self._kernels.losses(self.margins, self._ways, self.labels, leads, found)
         return found
 
-    def go_ahead(self, lead: float) -> None:
-        """Move the margins on, by the last `look_ahead`'s direction."""
-        if lead:
-            self.margins += lead * self._ways
-            self._kernels.bend(self.margins, self.labels, self._states)
-
     def gradient(self) -> Floats:
         """The derivative of the loss by every column's weight."""
         found = np.empty(len(self), np.float32)

@@ -73,7 +73,10 @@ class GradientFit:
         self._scaled = np.zeros_like(self._scaled)
         self._scaled[: self._size] = parts[self._weights]
         self._scaled[self._size : self._size + self._plan.intercept] = parts[self._bias]
-        steps = (self._scaled - self._base) / self._bound
+        self._move((self._scaled - self._base) / self._bound)
+
+    def _move(self, steps: Floats) -> None:
+        """The weights have changed by these: the margins follow."""
         self.columns.move(self._chosen, steps[self.columns.ids])
         self.columns.move_bias(float(steps[-1]))
 
@@ -95,8 +98,8 @@ class GradientFit:
     def go_ahead(self, lead: float) -> None:
         """Begin the next pass from there."""
         self._lead, self._turn = lead, self._turn + 1
-        self.columns.go_ahead(lead)
         self._base = led(self._scaled, self._before, lead)
+        self._move((self._base - self._scaled) / self._bound)
 
     def share(self, passes: int, votes: float) -> Share:
         nonzeros = float(np.count_nonzero(self._scaled[:-1])) if self._store.is_lowest else 0.0
@@ -119,7 +122,7 @@ def fit(store: Store, rows: Rows, plan: Plan, num_features: int, teller: Teller)
         heard = teller.hear(store.pushpull(teller.key, told))
         if heard.share.votes >= store.num_workers:
             break
-        votes = float(abs(teller.fall(WINDOW_PASSES)) < plan.tolerance)
+        votes = float(teller.spread(WINDOW_PASSES) < plan.tolerance)
         run.go_ahead(heard.best_lead)
     found = run.weights
     kept = np.flatnonzero(found[:-1])

@@ -105,9 +105,15 @@ class Teller:
         )
         return found
 
-    def fall(self, passes: int) -> float:
-        """By how much of itself the objective has fallen in the last so many passes; infinite if there were fewer."""
+    @property
+    def has_risen(self) -> bool:
+        """Whether the objective is higher than a pass ago."""
+        return len(self.history) > 1 and self.history[-1].objective > self.history[-2].objective
+
+    def spread(self, passes: int) -> float:
+        """How far apart the objectives of the last so many passes are, and the one before them, as a part of the last;
+        infinite if there were fewer. That the first and the last are alike would say little where it may rise."""
         if len(self.history) <= passes:
             return float("inf")
-        now = self.history[-1].objective
-        return (self.history[-1 - passes].objective - now) / max(abs(now), 1e-300)
+        found = [each.objective for each in self.history[-1 - passes :]]
+        return (max(found) - min(found)) / max(abs(found[-1]), 1e-300)
