@@ -58,3 +58,15 @@ def test_an_answer_about_some_keys_that_comes_when_all_is_done_does_not_end_the_
     assert scene.take(2, done=(0, 1, 2), keys=(KEY, OTHER)) == []
     [asked] = scene.tell(doubts.ask, 0, 1, 2)
     assert asked == m.Tally(ask=3, workload="work", keys=(KEY, OTHER))
+
+
+def test_what_servers_count_already_is_not_given_out_to_who_has_pushed_nothing_yet():
+    """After a load, say, or under another manager."""
+    scene = Scene()
+    scene.take(1, keys=())
+    doubts, granted = scene.tell(1, 0, 1)
+    assert (doubts.keys, granted.batches) == ((KEY,), (2,))
+    assert scene.tell(doubts.ask, 0, 1) == []
+    [asked] = scene.take(2, done=(2,))
+    [granted] = scene.tell(asked.ask, 0, 1, 2)
+    assert granted.is_over

@@ -179,7 +179,7 @@ class SchedulerState:
                 return []
             work.inquiry, book = None, work.book
             if book is None:
-                return self._open(work, inquiry.counted)
+                return self._open(work, inquiry)
             batches = inquiry.batches or frozenset()
             if book.is_epoch_done and not (book.done <= batches and book.keys <= set(inquiry.keys)):
                 return self._inquire(work, frozenset(book.done))  # asked before the end, this tells of some only
@@ -200,11 +200,15 @@ class SchedulerState:
                 effects.append(Persist(EpochDone(namespace=namespace, workload=name, epochs=0)))
         return effects
 
-    def _open(self, work: Work, counted: Counted) -> list[Effect]:
+    def _open(self, work: Work, inquiry: Inquiry) -> list[Effect]:
+        """The servers have told what they count. Those keys are asked again about what is doubted: were there none, it
+        would be done again, for nothing. One that knows of no batch yet is asked at the end of the epoch."""
+        counted = inquiry.counted
         epoch = self._epochs.get((work.namespace, work.workload.name), 0)
         if work.namespace in self._loaded and work.workload.epoch_batches:
             epoch = max(epoch, counted.floor // work.workload.epoch_batches)
         book = work.book = Book(work.workload, counted, epoch)
+        book.keys |= inquiry.seen
         effects: list[Effect] = []
         for peer, held in work.holding.items():
             if peer in self.workers:

@@ -27,18 +27,6 @@ MODEL = f"{RESERVED}model-"
 SHORTEST_NAP_SECONDS, LONGEST_NAP_SECONDS = 0.001, 0.05
 
 
-class Terms(msgspec.Struct, frozen=True):
-    """What every worker must have alike, as the worker of this rank has it, and who was here at the time."""
-
-    agreed: dict[str, Any]
-    parameters: list[Parameter]
-    name: str = ""
-    gone: list[str] = []  # keys of models that are no more: everybody lets go of them before they are deleted
-    rank: int = 0
-    maker: int = 0
-    crew: list[int] = []
-
-
 class Begun(msgspec.Struct, frozen=True):
     """What the first step has found: the parameters that take part, and whether their keys sum what is pushed."""
 
@@ -50,6 +38,19 @@ class Begun(msgspec.Struct, frozen=True):
     @property
     def numbers(self) -> list[int]:
         return [number for number, takes in enumerate(self.takes_part) if takes]
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What every worker must have alike, as the worker of this rank has it, and who was here at the time."""
+
+    agreed: dict[str, Any]
+    parameters: list[Parameter]
+    name: str = ""
+    gone: list[str] = []  # keys of models that are no more: everybody lets go of them before they are deleted
+    rank: int = 0
+    maker: int = 0
+    crew: list[int] = []
+    resumed: Begun | None = None  # what the store has of an earlier one, to go on with
 
 
 # Made here, by one thread: where two are the first to decode a type at the same time, msgspec crashes.

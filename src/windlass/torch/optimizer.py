@@ -43,6 +43,8 @@ class Optimizer(torch.optim.Optimizer):
     With `gradient_as_bucket_view=True` gradients are, from the third step on at the latest, views of memory that the
     servers read: they are not there twice, and what `zero_grad(set_to_none=False)` keeps and backward adds to is not
     copied. What is kept of a gradient over a step must then be a copy.
+    With `resume=True` it goes on with the parameters and the optimizer state that the store has of one of its name,
+    from a checkpoint that was loaded or from an earlier run; where there is none it begins as always.
     Raises UsageError, naming worker and parameter, where the workers differ. Not thread-safe.
     """
 
@@ -58,8 +60,11 @@ class Optimizer(torch.optim.Optimizer):
         overlap: bool = True,
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = False,
+        resume: bool = False,
     ) -> None:
         _check(optimizer, mode)
+        if resume and mode != "store":
+            raise UsageError("resume=True expects mode='store': with mode='allreduce' the store keeps nothing")
         store = store_for(store, "wl.torch.Optimizer(optimizer{})")
         if mode == "allreduce" and not isinstance(store.options.consistency, Sequential):
             raise UsageError(
@@ -70,7 +75,9 @@ class Optimizer(torch.optim.Optimizer):
         self.param_groups, self.state = optimizer.param_groups, optimizer.state
         self.mode = mode
         self._inner = optimizer
-        options = TrainingOptions(name or "", bucket_bytes, overlap, find_unused_parameters, gradient_as_bucket_view)
+        options = TrainingOptions(
+            name or "", bucket_bytes, overlap, find_unused_parameters, gradient_as_bucket_view, resume
+        )
         frozen = [t for group in optimizer.param_groups for t in group["params"] if not t.requires_grad]
         self._model = SharedModel(
             store,
@@ -103,6 +110,14 @@ class Optimizer(torch.optim.Optimizer):
     def name(self) -> str:
         """What the names of its keys begin with."""
         return self._model.options.name
+
+    @property
+    def version(self) -> int:
+        """How many updates the servers' parameters have taken, those before a `resume` included: steps, where workers
+        push in rounds; else pushes. 0 before the first. Blocks. UsageError with mode="allreduce"."""
+        if self._serving is None:
+            raise UsageError("version expects mode='store': with mode='allreduce' the servers keep no parameters")
+        return self._serving.version()
 
     @contextmanager
     def no_sync(self) -> Any:

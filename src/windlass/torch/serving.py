@@ -27,6 +27,7 @@ from windlass.torch.backward import Backward
 from windlass.torch.charter import Begun
 from windlass.torch.lane import Lane
 from windlass.torch.meeting import gather, same_part
+from windlass.torch.resuming import note_used
 from windlass.torch.rules import rule_of
 from windlass.torch.seats import Seats
 from windlass.torch.shared_model import Lanes, SharedModel, late
@@ -70,8 +71,18 @@ class Serving:
         self._hypers: list[dict[str, float] | None] = []
         self._seen: list[torch.Tensor | None] = []  # copies of the gradients
         self._marks: list[tuple[torch.Tensor | None, int]] = []  # the gradient, and its version
-        if model.begun is not None:
+        if model.resumed is not None:
+            self._resume(model.resumed)
+        elif model.begun is not None:
             self._join(model.begun)
+
+    def _resume(self, begun: Begun) -> None:
+        """Go on with the values and the state that the store has of an earlier optimizer. All workers do, together."""
+        self._loaded = {}
+        self._make(begun, gives=False)
+        self._model.charter.tell_begun(begun)
+        self._model.has_begun(begun)
+        self._take_values()
 
     def _join(self, begun: Begun) -> None:
         """Others have made steps: take their values and go on with them. Nobody waits for a worker that came later
@@ -90,6 +101,7 @@ class Serving:
             for lane in self.lanes:
                 lane.rest()
         self.refresh()
+
     # --- during backward --------------------------------------------------------------------------------------------
 
     def _on_gradient(self, number: int) -> None:
@@ -217,10 +229,14 @@ class Serving:
         if self.lanes is None or self._model.is_closed:
             return
         with suppress(UsageError):  # others are done with this model, and have deleted its keys
-            for lane in self.lanes:
-                lane.ask()
-            for lane in self.lanes:
-                self._give(lane)
+            self._take_values()
+
+    def _take_values(self) -> None:
+        assert self.lanes is not None
+        for lane in self.lanes:
+            lane.ask()
+        for lane in self.lanes:
+            self._give(lane)
         self._versions = [tensor._version for tensor in self._model.tensors]
 
     def _rehearse(self, is_touched: bool) -> None:
@@ -238,13 +254,14 @@ class Serving:
                 numbers = averaging.lanes.numbers
             else:
                 numbers = model.agree_on_gradients()
+            begun = self._begun(numbers)
             self.lanes = model.lanes(numbers, model.options.name)
+            note_used(model.store, model.options.name, begun)
             for lane in self.lanes:
                 lane.declare(reduce="mean", update=self._rules[lane.bucket.group].updater)
             if any(gather(model.store, bool(self._loaded))):
                 self.load(self._loaded)
             if model.store.is_lowest:
-                begun = self._begun(numbers)
                 model.charter.tell_begun(begun)
                 model.has_begun(begun)
         if self._passes is None:
@@ -327,6 +344,8 @@ class Serving:
         """Make the keys, with our values and our state; or, unless we are to give them, use those that there are."""
         model = self._model
         lanes = model.lanes(begun.numbers, model.options.name, is_alone=True)
+        if gives:
+            note_used(model.store, model.options.name, begun)
         for lane in lanes:
             if gives:
                 model.store.delete(lane.key)  # somebody may have died who was about to make it
@@ -360,6 +379,10 @@ class Serving:
         )
 
     # --- what the servers keep --------------------------------------------------------------------------------------
+
+    def version(self) -> int:
+        """How many updates the servers' parameters have taken. Blocks."""
+        return 0 if self.lanes is None else self._model.store.version(next(iter(self.lanes)).key)
 
     def saved(self) -> state.State:
         """The optimizer's state, by the number of the parameter. Blocks; any worker may call it between steps."""

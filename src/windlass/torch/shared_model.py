@@ -16,6 +16,7 @@ from windlass.torch.charter import Begun, Charter, Draft, Terms
 from windlass.torch.lane import Lane, check_gradient
 from windlass.torch.meeting import forget, gather, same_gradients, same_model
 from windlass.torch.names import Names
+from windlass.torch.resuming import find_kept, is_lane
 from windlass.types import STORAGE, Sequential
 from windlass.worker.store import Store
 
@@ -31,10 +32,16 @@ class TrainingOptions:
     overlap: bool = True
     find_unused_parameters: bool = False
     gradient_as_bucket_view: bool = False
+    resume: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.bucket_bytes, int) or self.bucket_bytes < 0:
             raise UsageError(f"bucket_bytes expects a whole number, 0 or more, got {self.bucket_bytes!r}")
+
+    @property
+    def most_bucket_bytes(self) -> int:
+        """How large a bucket of several parameters may be; 0 where each is by itself."""
+        return 0 if self.find_unused_parameters else self.bucket_bytes
 
 
 class SharedModel:
@@ -69,6 +76,7 @@ class SharedModel:
         terms = self._agree(options, default, alike, is_served)
         self.options = replace(options, name=terms.name)
         self.is_late = self.charter.me not in terms.crew
+        self.resumed = None if self.is_late else terms.resumed
         if self.is_late and not is_served:
             raise UsageError(
                 f"{self.who} came to a run under way, and every worker has to make every step; use "
@@ -98,9 +106,15 @@ class SharedModel:
         def draft() -> Draft:
             gone, earlier = names.leftovers(wanted, taken)
             existing = store.keys()
-            strays = [key for key in existing if key not in gone and _is_lane(key, wanted, self.names)]
+            strays = [key for key in existing if key not in gone and is_lane(key, wanted, self.names)]
+            resumed, kept = None, set[str]()
+            if options.resume:
+                resumed, kept = find_kept(store, wanted, self.parameters, options.most_bucket_bytes)
+                # Others' keys of earlier runs stay, too: they may be waiting for an optimizer that goes on with them.
+                earlier = [key for key in earlier if key.startswith(f"{wanted}/")]
+            gone, leftovers = ([key for key in keys if key not in kept] for keys in (gone, [*earlier, *strays]))
             values = torch.cat([_bytes(tensor) for tensor in self._all]) if is_served else None
-            return Draft(msgspec.structs.replace(mine, gone=gone), [*earlier, *strays], values)
+            return Draft(msgspec.structs.replace(mine, gone=gone, resumed=resumed), leftovers, values)
 
         terms = self.charter.agree(f"a model or optimizer ('{wanted}')", draft)
         same_model(mine, terms)
@@ -151,8 +165,7 @@ class SharedModel:
     def lanes(self, numbers: Sequence[int], prefix: str, *, is_alone: bool = False) -> Lanes:
         """Ways through the store for the gradients of these, not declared yet. What an earlier run left under these
         names is deleted. Every worker calls it, and it blocks; unless this one `is_alone` in calling it."""
-        size = 0 if self.options.find_unused_parameters else self.options.bucket_bytes
-        buckets = plan(self.parameters, numbers, size)
+        buckets = plan(self.parameters, numbers, self.options.most_bucket_bytes)
         made = [Lane(self.store, f"{prefix}/{bucket.name}", bucket, self.tensors) for bucket in buckets]
         if not is_alone:
             forget(self.store, *(lane.key for lane in made))
@@ -258,12 +271,3 @@ def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
                 tensor.data = value  # an expanded tensor has no room for its elements
             else:
                 tensor.copy_(value)
-
-
-def _is_lane(key: str, name: str, parameters: Sequence[str]) -> bool:
-    """Whether a model of this name, with these parameters, has such a key."""
-    if not key.startswith(f"{name}/"):
-        return False
-    bucket = key.removeprefix(f"{name}/").removeprefix("gradient/")
-    first, _, last = bucket.partition("..")
-    return bucket in ("seats", "gradients used", *parameters) or (first in parameters and last in parameters)
