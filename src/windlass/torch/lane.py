@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from windlass.errors import UsageError
+from windlass.filters import Filter
 from windlass.store.reduce import Reducer
 from windlass.store.updater import Updater
 from windlass.torch.buckets import Bucket, Parameter
@@ -45,6 +46,7 @@ class Lane:
         reduce: str | Reducer = "mean",
         update: str | Updater = "assign",
         consistency: Consistency | None = None,
+        filters: Sequence[str | Filter] = (),
         gives: bool | None = None,
     ) -> None:
         """Make the key; its first value is what the parameters are now, in the lowest rank, or in whoever `gives` it.
@@ -56,6 +58,7 @@ class Lane:
             reduce=reduce,
             update=update,
             consistency=consistency,
+            filters=filters,
             priority=self.bucket.priority,
             gives=gives,
         )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from windlass.errors import UsageError
+from windlass.filters import Filter, filter_rules
 from windlass.store.updater import is_number
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
@@ -44,7 +45,8 @@ class Optimizer(torch.optim.Optimizer):
     servers read: they are not there twice, and what `zero_grad(set_to_none=False)` keeps and backward adds to is not
     copied. What is kept of a gradient over a step must then be a copy.
     With `resume=True` it goes on with the parameters and the optimizer state that the store has of one of its name,
-    from a checkpoint that was loaded or from an earlier run; where there is none it begins as always.
+    from a checkpoint that was loaded or from an earlier run; where there is none it begins as always. `filters` are
+    what gradients go through on their way to the servers (docs/filters.md): `[wl.filters.Int8()]` sends a quarter.
     Raises UsageError, naming worker and parameter, where the workers differ. Not thread-safe.
     """
 
@@ -61,10 +63,13 @@ class Optimizer(torch.optim.Optimizer):
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = False,
         resume: bool = False,
+        filters: Sequence[str | Filter] = (),
     ) -> None:
         _check(optimizer, mode)
         if resume and mode != "store":
             raise UsageError("resume=True expects mode='store': with mode='allreduce' the store keeps nothing")
+        if filters and mode != "store":
+            raise UsageError("filters= expects mode='store': what they keep back has to be added to a later step")
         store = store_for(store, "wl.torch.Optimizer(optimizer{})")
         if mode == "allreduce" and not isinstance(store.options.consistency, Sequential):
             raise UsageError(
@@ -88,11 +93,12 @@ class Optimizer(torch.optim.Optimizer):
             mode=mode,
             optimizer=type(optimizer).__name__,
             groups=[_numbers(group) for group in optimizer.param_groups],
+            filters=[{rule.path: rule.config} for rule in filter_rules(filters, {})],
         )
         self._serving: Serving | None = None
         self._averaging: Averaging | None = None
         if mode == "store":
-            self._serving = Serving(self._model, optimizer)
+            self._serving = Serving(self._model, optimizer, filters)
             self._backward = self._serving.backward
             store._leased.refreshers.add(self._serving)
         else:

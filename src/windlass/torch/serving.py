@@ -13,7 +13,7 @@ met. There each worker chooses for itself, *alone*, and finds in the model's cha
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from enum import Enum
 
@@ -21,6 +21,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from windlass.errors import UsageError
+from windlass.filters import Filter
 from windlass.torch import state
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
@@ -46,11 +47,13 @@ class Plan(Enum):
 class Serving:
     """One optimizer's parameters, updated by the servers."""
 
-    def __init__(self, model: SharedModel, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self, model: SharedModel, optimizer: torch.optim.Optimizer, filters: Sequence[str | Filter] = ()
+    ) -> None:
         self.plan = Plan.FIRST
         self.lanes: Lanes | None = None
         self.backward = Backward(model.tensors, self._on_gradient, self._on_end)
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer, self._filters = model, optimizer, filters
         self._versions: list[int] = []  # of the parameters, after the last step
         self._has_warned = False
         self._is_sequential = isinstance(model.store.options.consistency, Sequential)
@@ -258,7 +261,7 @@ class Serving:
             self.lanes = model.lanes(numbers, model.options.name)
             note_used(model.store, model.options.name, begun)
             for lane in self.lanes:
-                lane.declare(reduce="mean", update=self._rules[lane.bucket.group].updater)
+                lane.declare(update=self._rules[lane.bucket.group].updater, filters=self._filters)
             if any(gather(model.store, bool(self._loaded))):
                 self.load(self._loaded)
             if model.store.is_lowest:
@@ -349,8 +352,8 @@ class Serving:
         for lane in lanes:
             if gives:
                 model.store.delete(lane.key)  # somebody may have died who was about to make it
-            reduce = "sum" if begun.is_summed else "mean"
-            lane.declare(reduce=reduce, update=self._rules[lane.bucket.group].updater, gives=gives)
+            reduce, update = "sum" if begun.is_summed else "mean", self._rules[lane.bucket.group].updater
+            lane.declare(reduce=reduce, update=update, filters=self._filters, gives=gives)
         if gives and self._loaded:
             state.write(model.store, lanes, self._loaded)
         self._aside = {number: kept for number, kept in self._loaded.items() if not lanes.has(number)}
