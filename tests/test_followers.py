@@ -118,9 +118,60 @@ def test_a_follower_keeps_the_clock_of_a_worker_that_it_is_yet_to_hear_of() -> N
     assert {peer for peer, message in said if isinstance(message, m.Ack)} == {W0, LATE}
 
 
+def follow_two(*changes: m.LogEntry, kept: m.AnyMessage) -> Follower:
+    """It has kept this of LATE for the head when it takes these changes; then it becomes the head."""
+    me = Follower(Sequential(), (HEAD, ME))
+    me.generation((HEAD, ME, W0, LATE))
+    me.entry(1, 0, 0, None)
+    me.entry(1, 1, 1, FIRST)
+    assert me.hear(LATE, kept) == []
+    for index, entry in enumerate(changes, 2):
+        me.hear(HEAD, m.Replicate(key=KEY, shard=0, index=index, part=0, pieces=(), entry=entry))
+    said = me.generation((ME, W0, LATE), m.Move(KEY, 0, (ME,), is_settled=True))
+    assert [message.request for peer, message in said if peer == LATE] == [kept.request]
+    return me
+
+
+def acked(me: Follower, who: Incarnation) -> set[Incarnation]:
+    """Who has an acknowledgement, once this worker has made its first push."""
+    push = m.Push(key=KEY, shard=0, clock=1, since=0, part=0, parts=1, pieces=((0, 0, 4), (1, 0, 4)))
+    said = me.hear(who, push, [1, 1, 1, 1], [1, 1, 1, 1])
+    return {peer for peer, message in said if isinstance(message, m.Ack)}
+
+
+def test_who_rests_is_not_waited_for_because_of_what_it_asked_for_before() -> None:
+    """It asked to begin here when this was the head, or so it thought; then elsewhere, and there it went on to rest."""
+    rest = m.LogEntry(kind=m.Kind.REST, who=LATE, request=2)
+    me = follow_two(rest, kept=m.Attach(request=1, key=KEY, shard=0))
+    assert acked(me, W0) == {W0}
+
+
+def test_who_has_begun_again_is_waited_for_whatever_it_asked_for_before() -> None:
+    rest = m.LogEntry(kind=m.Kind.REST, who=LATE, request=2)
+    start = m.LogEntry(kind=m.Kind.START, who=LATE, clock=0, request=4)
+    me = follow_two(rest, start, kept=m.Detach(request=2, key=KEY, shard=0))
+    assert acked(me, W0) == set()
+    assert acked(me, LATE) == {W0, LATE}
+
+
+def test_a_learner_is_shown_who_asked_for_what_last() -> None:
+    me = Follower(Sequential(), (HEAD, NEXT))
+    me.generation((HEAD, ME, W0, LATE), m.Move(KEY, 0, (HEAD,), ME))
+    counts = {"applied": {W0: 0, LATE: 0}, "version": 0, "members": [], "refusal": ""}
+    show, slots = lesson(1, 1, **counts, resting=[LATE], asked={LATE: 2})
+    me.hear(HEAD, show)
+    for slot in slots:
+        me.hear(HEAD, slot, [0, 0, 0, 0])
+    me.generation((ME, W0, LATE), m.Move(KEY, 0, (ME,), is_settled=True))
+    me.hear(LATE, m.Attach(request=1, key=KEY, shard=0))
+    assert acked(me, W0) == {W0}
+    assert me.state.keys[KEY].shards[0].counts()["asked"] == {LATE: 2}
+
+
 def lesson(number: int, index: int, **counts: Any) -> tuple[m.Show, list[m.ShowSlot]]:
     """How a shard is shown whose last entry is this."""
-    begun = {"base": 0, "resting": [], "leases": {}, "repeats": {}, "counted": {}, "refused": [], "seen": {}}
+    begun: dict[str, Any] = {what: {} for what in ("leases", "repeats", "counted", "asked", "seen")}
+    begun |= {"base": 0, "resting": [], "refused": []}
     show = m.Show(key=KEY, shard=0, lesson=number, index=index, counts={**begun, **counts})
     meta = {"content": {"size": 4, "dtype": "int64", "spans": [[0, 4, 0]]}, "rounds": 0, "missing": 0, "time": 0.0}
     slots = [

@@ -86,11 +86,11 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
     # With more than 30 attributes in a dictionary, each instance has keys of its own, and is three times as slow.
     __slots__ = (
         "_aside", "_at_once_bytes", "_attaching", "_backlog", "_crew", "_ends", "_errors", "_memory", "_pins",
-        "_put_at", "_refused", "_residuals", "_skipped", "_void", "_writes", "_written", "ancestors", "awaits", "base",
-        "batches", "being_shown", "chained_in", "clocks", "counted", "decoder", "early", "freezer", "has_settled", "id",
-        "is_lesson_due", "is_pausing", "is_table", "itemsize", "lesson", "log", "may_refuse", "me", "members",
-        "num_shards", "number", "ready_learner", "ready_since", "residuals", "resting", "routes", "slots", "spec",
-        "taught_since", "time", "traffic", "version", "whole", "whole_bytes",
+        "_put_at", "_refused", "_residuals", "_skipped", "_void", "_writes", "_written", "ancestors", "asked", "awaits",
+        "base", "batches", "being_shown", "chained_in", "clocks", "counted", "decoder", "early", "freezer",
+        "has_settled", "id", "is_lesson_due", "is_pausing", "is_table", "itemsize", "lesson", "log", "may_refuse", "me",
+        "members", "num_shards", "number", "ready_learner", "ready_since", "residuals", "resting", "routes", "slots",
+        "spec", "taught_since", "time", "traffic", "version", "whole", "whole_bytes",
     )  # fmt: skip
 
     log_kind: type[ShardLog] = ShardLog
@@ -116,7 +116,7 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         self.residuals: dict[Incarnation, float] = {}  # the norm of what each worker has kept back, as it said last
         self.clocks = Clocks()
         self.batches = self.batches_kind()
-        self.resting = set()
+        self.resting, self.asked = set(), {}
         self._crew = None
         self.counted: dict[Incarnation, int] = {}  # elements that are in the value, by who gave them; the departed, too
         self.version = 0
