@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Later, LinkUp, Received, Send
@@ -36,6 +38,11 @@ def spec(consistency: Consistency) -> KeySpec:
         name="w", shape=(8,), dtype="int64", reduce=Rule("sum"), update=Rule("add"), consistency=consistency,
         chunk_bytes=32,
     )  # fmt: skip
+
+
+def _is_sent(order: tuple[int, ...]) -> bool:
+    """Whether the three parts come in this order, with copies of what came before."""
+    return list(dict.fromkeys(order)) == [0, 1, 2] and order[-1] == 2
 
 
 def node(who: Incarnation) -> Node:
@@ -116,6 +123,51 @@ def test_a_follower_keeps_the_clock_of_a_worker_that_it_is_yet_to_hear_of() -> N
         push = m.Push(key=KEY, shard=0, clock=2, since=0, part=0, parts=1, pieces=pieces)
         said = me.hear(who, push, [1, 1, 1, 1], [1, 1, 1, 1])
     assert {peer for peer, message in said if isinstance(message, m.Ack)} == {W0, LATE}
+
+
+def parts(attempt: int, value: int) -> list[tuple[m.Replicate, list[list[int]]]]:
+    """The first entry, a slot in each part, all elements of this value; its last part is without data."""
+    named = [(((slot, 0, 4),), [[value] * 4], None) for slot in (0, 1)]
+    return [
+        (m.Replicate(key=KEY, shard=0, index=1, part=part, pieces=pieces, entry=entry, attempt=attempt), data)
+        for part, (pieces, data, entry) in enumerate([*named, ((), [], FIRST)])
+    ]
+
+
+def elements(me: Follower) -> list[int]:
+    slots = me.state.keys[KEY].shards[0].slots.values()
+    return [element for slot in slots for element in slot.content.dense.block.array.view(np.int64).tolist()]
+
+
+@pytest.mark.parametrize("chain", [(HEAD, ME), (HEAD, ME, NEXT)])
+@pytest.mark.parametrize("order", [order for order in product(range(3), repeat=5) if _is_sent(order)])
+def test_an_entry_bears_copies_of_its_parts_wherever_they_come(order: tuple[int, ...], chain: tuple[Any, ...]) -> None:
+    me = Follower(Sequential(), chain)
+    sent = parts(7, 5)
+    handed = [said for at in order for said in me.hear(HEAD, sent[at][0], *sent[at][1])]
+    assert me.state.keys[KEY].shards[0].log.index == 1
+    assert elements(me) == [5] * 8
+    assert [message.part for peer, message in handed if peer == NEXT] == ([0, 1, 2] if NEXT in chain else [])
+
+
+def test_parts_of_two_entries_that_were_begun_are_never_taken_for_one() -> None:
+    """The one before us had begun to hand on an entry when it got another in its place."""
+    me = Follower(Sequential(), (HEAD, ME))
+    old, new = parts(7, 5), parts(8, 6)
+    for part, data in (old[0], old[1], new[0], old[0], old[1], old[2], new[1], old[2], new[2]):
+        me.hear(HEAD, part, *data)
+    assert elements(me) == [6] * 8
+
+
+def test_what_is_sent_again_is_another_attempt() -> None:
+    me = Follower(Sequential(), (HEAD, ME, NEXT))
+    before = [message.attempt for part, data in parts(7, 5)[:2] for _, message in me.hear(HEAD, part, *data)]
+    again = me.hear(NEXT, m.Replicated(key=KEY, shard=0, index=0, resumes=True))
+    (part, data) = parts(7, 5)[2]
+    after = [message for peer, message in [*again, *me.hear(HEAD, part, *data)] if peer == NEXT]
+    assert len(set(before)) == 1
+    assert [(message.part, message.attempt > before[0]) for message in after] == [(0, True), (1, True), (2, True)]
+    assert len({message.attempt for message in after}) == 1
 
 
 def follow_two(*changes: m.LogEntry, kept: m.AnyMessage) -> Follower:
