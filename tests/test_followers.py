@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -28,7 +29,7 @@ from windlass.types import (
 )
 
 HEAD, ME, NEXT, LEARNER = Incarnation(1), Incarnation(2), Incarnation(3), Incarnation(4)
-W0, LATE = Incarnation(10), Incarnation(11)
+W0, LATE, DRIVER = Incarnation(10), Incarnation(11), Incarnation(99)
 KEY = KeyId(1)
 JOIN = m.Join(role=Role.SERVER, pid=0, addresses=())
 
@@ -206,26 +207,50 @@ def test_who_has_begun_again_is_waited_for_whatever_it_asked_for_before() -> Non
     assert acked(me, LATE) == {W0, LATE}
 
 
+CONTENT = {"size": 4, "dtype": "int64", "spans": [[0, 4, 0]]}
+
+
+def test_a_slot_that_was_restored_and_pushed_to_is_not_restored_again_by_a_word_that_comes_late() -> None:
+    """Whoever loads a checkpoint asked here first, then the head; it was done there, and pushes went on."""
+    me = Follower(Eventual(), (HEAD, ME))
+    me.entry(1, 0, 0, None)
+    me.entry(1, 1, 1, FIRST)
+    restore = m.Restore(request=3, key=KEY, slot=0, name="value", dtype="int64", meta=CONTENT, is_last=True)
+    assert me.hear(DRIVER, restore, [7, 7, 7, 7]) == []
+    entry = m.LogEntry(
+        kind=m.Kind.RESTORE, clock=0, names=("value",), dtypes=("int64",), meta=CONTENT, who=DRIVER, request=3
+    )
+    me.hear(HEAD, m.Replicate(key=KEY, shard=0, index=2, part=0, pieces=((0, 0, 0),), entry=entry), [7, 7, 7, 7])
+    me.entry(3, 0, 0, m.LogEntry(kind=m.Kind.PUSH, who=W0, clock=1))
+    said = me.generation((ME, W0), m.Move(KEY, 0, (ME,), is_settled=True))
+    assert (DRIVER, m.Done(request=3)) in said
+    assert elements(me) == [8, 8, 8, 8, 1, 1, 1, 1]
+    me.hear(DRIVER, msgspec.structs.replace(restore, request=4), [7, 7, 7, 7])
+    assert elements(me) == [7, 7, 7, 7, 1, 1, 1, 1]
+    assert me.state.keys[KEY].shards[0].counts()["restored"] == {DRIVER: 4}
+
+
 def test_a_learner_is_shown_who_asked_for_what_last() -> None:
     me = Follower(Sequential(), (HEAD, NEXT))
     me.generation((HEAD, ME, W0, LATE), m.Move(KEY, 0, (HEAD,), ME))
     counts = {"applied": {W0: 0, LATE: 0}, "version": 0, "members": [], "refusal": ""}
-    show, slots = lesson(1, 1, **counts, resting=[LATE], asked={LATE: 2})
+    show, slots = lesson(1, 1, **counts, resting=[LATE], asked={LATE: 2}, restored={LATE: 1})
     me.hear(HEAD, show)
     for slot in slots:
         me.hear(HEAD, slot, [0, 0, 0, 0])
     me.generation((ME, W0, LATE), m.Move(KEY, 0, (ME,), is_settled=True))
     me.hear(LATE, m.Attach(request=1, key=KEY, shard=0))
     assert acked(me, W0) == {W0}
-    assert me.state.keys[KEY].shards[0].counts()["asked"] == {LATE: 2}
+    shown = me.state.keys[KEY].shards[0].counts()
+    assert (shown["asked"], shown["restored"]) == ({LATE: 2}, {LATE: 1})
 
 
 def lesson(number: int, index: int, **counts: Any) -> tuple[m.Show, list[m.ShowSlot]]:
     """How a shard is shown whose last entry is this."""
-    begun: dict[str, Any] = {what: {} for what in ("leases", "repeats", "counted", "asked", "seen")}
+    begun: dict[str, Any] = {what: {} for what in ("leases", "repeats", "counted", "asked", "restored", "seen")}
     begun |= {"base": 0, "resting": [], "refused": []}
     show = m.Show(key=KEY, shard=0, lesson=number, index=index, counts={**begun, **counts})
-    meta = {"content": {"size": 4, "dtype": "int64", "spans": [[0, 4, 0]]}, "rounds": 0, "missing": 0, "time": 0.0}
+    meta = {"content": CONTENT, "rounds": 0, "missing": 0, "time": 0.0}
     slots = [
         m.ShowSlot(
             key=KEY, shard=0, lesson=number, slot=slot, index=index, name="value", dtype="int64", is_last=True,

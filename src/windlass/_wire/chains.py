@@ -86,7 +86,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fa
     is_refused: bool = False  # of a round: as Close says, for this `error`
     draft: int = 0  # which of a round's drafts it is, or was made of
     skipped: tuple[int, ...] = ()  # of a round that failed: slots that took nothing of its draft
-    request: int = 0  # of a start or a rest: under which number `who` asked for it
+    request: int = 0  # of a start, a rest or a slot restored: under which number `who` asked for it
 
 
 class Replicate(Message, frozen=True):

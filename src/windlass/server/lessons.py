@@ -33,6 +33,7 @@ class Lessons(Answers):
     batches: CountedBatches
     resting: set[Incarnation]
     asked: dict[Incarnation, int]
+    restored: dict[Incarnation, int]  # under which number each asked last that a slot become what was saved of it
     time: ShardTime
     _crew: tuple[Generation, dict[Incarnation, str]] | None
     _refused: dict[tuple[Incarnation, int], str]
@@ -98,6 +99,7 @@ class Lessons(Answers):
             "refused": [[who, clock, error] for (who, clock), error in self._refused.items()],
             "resting": sorted(self.resting),
             "asked": dict(self.asked),
+            "restored": dict(self.restored),
             "leases": self.batches.dump(),
             "repeats": dict(self.batches.repeats),
         }
@@ -108,6 +110,7 @@ class Lessons(Answers):
         self.version, self.base = counts["version"], counts["base"]
         self.resting = {Incarnation(who) for who in counts["resting"]}
         self.asked = {Incarnation(who): request for who, request in counts["asked"].items()}
+        self.restored = {Incarnation(who): request for who, request in counts["restored"].items()}
         self.batches.load(counts["leases"], counts["repeats"])
         self._crew = None
         self.counted = {Incarnation(who): elements for who, elements in counts["counted"].items()}
