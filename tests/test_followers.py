@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
+import msgspec
 import numpy as np
+import pytest
 
 from windlass._wire import messages as m
 from windlass._wire.effects import Later, LinkUp, Received, Send
@@ -26,7 +29,7 @@ from windlass.types import (
 )
 
 HEAD, ME, NEXT, LEARNER = Incarnation(1), Incarnation(2), Incarnation(3), Incarnation(4)
-W0, LATE = Incarnation(10), Incarnation(11)
+W0, LATE, DRIVER = Incarnation(10), Incarnation(11), Incarnation(99)
 KEY = KeyId(1)
 JOIN = m.Join(role=Role.SERVER, pid=0, addresses=())
 
@@ -36,6 +39,11 @@ def spec(consistency: Consistency) -> KeySpec:
         name="w", shape=(8,), dtype="int64", reduce=Rule("sum"), update=Rule("add"), consistency=consistency,
         chunk_bytes=32,
     )  # fmt: skip
+
+
+def _is_sent(order: tuple[int, ...]) -> bool:
+    """Whether the three parts come in this order, with copies of what came before."""
+    return list(dict.fromkeys(order)) == [0, 1, 2] and order[-1] == 2
 
 
 def node(who: Incarnation) -> Node:
@@ -118,11 +126,131 @@ def test_a_follower_keeps_the_clock_of_a_worker_that_it_is_yet_to_hear_of() -> N
     assert {peer for peer, message in said if isinstance(message, m.Ack)} == {W0, LATE}
 
 
+def parts(attempt: int, value: int) -> list[tuple[m.Replicate, list[list[int]]]]:
+    """The first entry, a slot in each part, all elements of this value; its last part is without data."""
+    named = [(((slot, 0, 4),), [[value] * 4], None) for slot in (0, 1)]
+    return [
+        (m.Replicate(key=KEY, shard=0, index=1, part=part, pieces=pieces, entry=entry, attempt=attempt), data)
+        for part, (pieces, data, entry) in enumerate([*named, ((), [], FIRST)])
+    ]
+
+
+def elements(me: Follower) -> list[int]:
+    slots = me.state.keys[KEY].shards[0].slots.values()
+    return [element for slot in slots for element in slot.content.dense.block.array.view(np.int64).tolist()]
+
+
+@pytest.mark.parametrize("chain", [(HEAD, ME), (HEAD, ME, NEXT)])
+@pytest.mark.parametrize("order", [order for order in product(range(3), repeat=5) if _is_sent(order)])
+def test_an_entry_bears_copies_of_its_parts_wherever_they_come(order: tuple[int, ...], chain: tuple[Any, ...]) -> None:
+    me = Follower(Sequential(), chain)
+    sent = parts(7, 5)
+    handed = [said for at in order for said in me.hear(HEAD, sent[at][0], *sent[at][1])]
+    assert me.state.keys[KEY].shards[0].log.index == 1
+    assert elements(me) == [5] * 8
+    assert [message.part for peer, message in handed if peer == NEXT] == ([0, 1, 2] if NEXT in chain else [])
+
+
+def test_parts_of_two_entries_that_were_begun_are_never_taken_for_one() -> None:
+    """The one before us had begun to hand on an entry when it got another in its place."""
+    me = Follower(Sequential(), (HEAD, ME))
+    old, new = parts(7, 5), parts(8, 6)
+    for part, data in (old[0], old[1], new[0], old[0], old[1], old[2], new[1], old[2], new[2]):
+        me.hear(HEAD, part, *data)
+    assert elements(me) == [6] * 8
+
+
+def test_what_is_sent_again_is_another_attempt() -> None:
+    me = Follower(Sequential(), (HEAD, ME, NEXT))
+    before = [message.attempt for part, data in parts(7, 5)[:2] for _, message in me.hear(HEAD, part, *data)]
+    again = me.hear(NEXT, m.Replicated(key=KEY, shard=0, index=0, resumes=True))
+    (part, data) = parts(7, 5)[2]
+    after = [message for peer, message in [*again, *me.hear(HEAD, part, *data)] if peer == NEXT]
+    assert len(set(before)) == 1
+    assert [(message.part, message.attempt > before[0]) for message in after] == [(0, True), (1, True), (2, True)]
+    assert len({message.attempt for message in after}) == 1
+
+
+def follow_two(*changes: m.LogEntry, kept: m.AnyMessage) -> Follower:
+    """It has kept this of LATE for the head when it takes these changes; then it becomes the head."""
+    me = Follower(Sequential(), (HEAD, ME))
+    me.generation((HEAD, ME, W0, LATE))
+    me.entry(1, 0, 0, None)
+    me.entry(1, 1, 1, FIRST)
+    assert me.hear(LATE, kept) == []
+    for index, entry in enumerate(changes, 2):
+        me.hear(HEAD, m.Replicate(key=KEY, shard=0, index=index, part=0, pieces=(), entry=entry))
+    said = me.generation((ME, W0, LATE), m.Move(KEY, 0, (ME,), is_settled=True))
+    assert [message.request for peer, message in said if peer == LATE] == [kept.request]
+    return me
+
+
+def acked(me: Follower, who: Incarnation) -> set[Incarnation]:
+    """Who has an acknowledgement, once this worker has made its first push."""
+    push = m.Push(key=KEY, shard=0, clock=1, since=0, part=0, parts=1, pieces=((0, 0, 4), (1, 0, 4)))
+    said = me.hear(who, push, [1, 1, 1, 1], [1, 1, 1, 1])
+    return {peer for peer, message in said if isinstance(message, m.Ack)}
+
+
+def test_who_rests_is_not_waited_for_because_of_what_it_asked_for_before() -> None:
+    """It asked to begin here when this was the head, or so it thought; then elsewhere, and there it went on to rest."""
+    rest = m.LogEntry(kind=m.Kind.REST, who=LATE, request=2)
+    me = follow_two(rest, kept=m.Attach(request=1, key=KEY, shard=0))
+    assert acked(me, W0) == {W0}
+
+
+def test_who_has_begun_again_is_waited_for_whatever_it_asked_for_before() -> None:
+    rest = m.LogEntry(kind=m.Kind.REST, who=LATE, request=2)
+    start = m.LogEntry(kind=m.Kind.START, who=LATE, clock=0, request=4)
+    me = follow_two(rest, start, kept=m.Detach(request=2, key=KEY, shard=0))
+    assert acked(me, W0) == set()
+    assert acked(me, LATE) == {W0, LATE}
+
+
+CONTENT = {"size": 4, "dtype": "int64", "spans": [[0, 4, 0]]}
+
+
+def test_a_slot_that_was_restored_and_pushed_to_is_not_restored_again_by_a_word_that_comes_late() -> None:
+    """Whoever loads a checkpoint asked here first, then the head; it was done there, and pushes went on."""
+    me = Follower(Eventual(), (HEAD, ME))
+    me.entry(1, 0, 0, None)
+    me.entry(1, 1, 1, FIRST)
+    restore = m.Restore(request=3, key=KEY, slot=0, name="value", dtype="int64", meta=CONTENT, is_last=True)
+    assert me.hear(DRIVER, restore, [7, 7, 7, 7]) == []
+    entry = m.LogEntry(
+        kind=m.Kind.RESTORE, clock=0, names=("value",), dtypes=("int64",), meta=CONTENT, who=DRIVER, request=3
+    )
+    me.hear(HEAD, m.Replicate(key=KEY, shard=0, index=2, part=0, pieces=((0, 0, 0),), entry=entry), [7, 7, 7, 7])
+    me.entry(3, 0, 0, m.LogEntry(kind=m.Kind.PUSH, who=W0, clock=1))
+    said = me.generation((ME, W0), m.Move(KEY, 0, (ME,), is_settled=True))
+    assert (DRIVER, m.Done(request=3)) in said
+    assert elements(me) == [8, 8, 8, 8, 1, 1, 1, 1]
+    me.hear(DRIVER, msgspec.structs.replace(restore, request=4), [7, 7, 7, 7])
+    assert elements(me) == [7, 7, 7, 7, 1, 1, 1, 1]
+    assert me.state.keys[KEY].shards[0].counts()["restored"] == {DRIVER: 4}
+
+
+def test_a_learner_is_shown_who_asked_for_what_last() -> None:
+    me = Follower(Sequential(), (HEAD, NEXT))
+    me.generation((HEAD, ME, W0, LATE), m.Move(KEY, 0, (HEAD,), ME))
+    counts = {"applied": {W0: 0, LATE: 0}, "version": 0, "members": [], "refusal": ""}
+    show, slots = lesson(1, 1, **counts, resting=[LATE], asked={LATE: 2}, restored={LATE: 1})
+    me.hear(HEAD, show)
+    for slot in slots:
+        me.hear(HEAD, slot, [0, 0, 0, 0])
+    me.generation((ME, W0, LATE), m.Move(KEY, 0, (ME,), is_settled=True))
+    me.hear(LATE, m.Attach(request=1, key=KEY, shard=0))
+    assert acked(me, W0) == {W0}
+    shown = me.state.keys[KEY].shards[0].counts()
+    assert (shown["asked"], shown["restored"]) == ({LATE: 2}, {LATE: 1})
+
+
 def lesson(number: int, index: int, **counts: Any) -> tuple[m.Show, list[m.ShowSlot]]:
     """How a shard is shown whose last entry is this."""
-    begun = {"base": 0, "resting": [], "leases": {}, "repeats": {}, "counted": {}, "refused": [], "seen": {}}
+    begun: dict[str, Any] = {what: {} for what in ("leases", "repeats", "counted", "asked", "restored", "seen")}
+    begun |= {"base": 0, "resting": [], "refused": []}
     show = m.Show(key=KEY, shard=0, lesson=number, index=index, counts={**begun, **counts})
-    meta = {"content": {"size": 4, "dtype": "int64", "spans": [[0, 4, 0]]}, "rounds": 0, "missing": 0, "time": 0.0}
+    meta = {"content": CONTENT, "rounds": 0, "missing": 0, "time": 0.0}
     slots = [
         m.ShowSlot(
             key=KEY, shard=0, lesson=number, slot=slot, index=index, name="value", dtype="int64", is_last=True,

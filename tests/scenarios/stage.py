@@ -37,8 +37,9 @@ from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
 from windlass.testing.history import KeyShape, WorkerLog
+from windlass.testing.leases import LeaseProgram
 from windlass.testing.network import PoisonedHeap
-from windlass.testing.program import Plan, Program
+from windlass.testing.program import Plan
 from windlass.types import MANAGER, Incarnation, Lease, Role, Sequential
 from windlass.worker.ops import Op, Request
 from windlass.worker.split import split
@@ -53,7 +54,7 @@ WORK = m.Workload(name="work", size=2, batch_size=1, epochs=1)
 
 
 @dataclass(slots=True)
-class Player(Program):
+class Player(LeaseProgram):
     """A worker: it opens the key as Store.create does, then does what the script says. It pushes rank + 1."""
 
     calls: Any = None
@@ -78,6 +79,14 @@ class Player(Program):
         done, self.done = self.done, ()
         keys = (self.entry.key.id,) if self.log.events or done else ()
         self.submit(Request(MANAGER, lambda n: m.Take(request=n, workload=WORK, done=done, keys=keys), finish))
+
+    def rest(self, said: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+        yield from self._rest([self.calls])
+        said("rests")
+
+    def begin_again(self, said: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+        yield from self._level([self.calls])
+        said(f"begins again after push {self.entry.key.clock}")
 
     def push(self, said: Callable[[str], None], *, completes: bool = False) -> None:
         key = self.entry.key
@@ -210,6 +219,12 @@ class Stage:
                 if node not in self.dead | self.stopped:
                     self._handle(node, Tick())
             self.play()
+
+    def act(self, who: Incarnation, steps: Iterator[Callable[[], bool]]) -> None:
+        """A worker does something that takes several steps, each after what it waits for."""
+        worker = self.workers[who]
+        worker.steps, worker.waits_for = steps, next(steps, None)
+        self._go_on(worker)
 
     def leave(self, server: Incarnation) -> None:
         self._handle(server, Leave())

@@ -43,6 +43,10 @@ def _what(message: m.AnyMessage, name: Name) -> str:
         case m.Tallied(shard=shard, floor=floor, above=above):
             counted = ", ".join(map(str, (*range(floor), *above)))
             return f"counted batch {counted}" if counted else "counted none" if shard >= 0 else "that was all"
+        case m.Attach(request=request):
+            return f"request {request}" + (", only asks" if message.clock == -2 else "")
+        case m.Detach(request=request) | m.Done(request=request):
+            return f"request {request}"
         case m.Ack():
             return f"clock {message.clock}{message.error and ': ' + message.error}"
         case m.Pull() | m.Pulled():

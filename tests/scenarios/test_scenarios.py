@@ -40,6 +40,10 @@ def _act(stage: Stage, line: str) -> None:
             stage.workers[number(who)].player.take(_teller(stage, who))
         case [who, "pushes", "its", "batch"]:
             stage.workers[number(who)].player.push(_teller(stage, who), completes=True)
+        case [who, "rests"]:
+            stage.act(number(who), stage.workers[number(who)].player.rest(_teller(stage, who)))
+        case [who, "begins", "again"]:
+            stage.act(number(who), stage.workers[number(who)].player.begin_again(_teller(stage, who)))
         case [who, "pulls"]:
             stage.workers[number(who)].player.pull(_teller(stage, who))
         case [who, "freezes"]:

@@ -8,7 +8,7 @@ from windlass.testing.explorer import Limits, explore
 from windlass.testing.limits import CALM
 from windlass.testing.mutants import CountsLeasesAgain, ForgetsLeases
 from windlass.testing.network import Shots
-from windlass.types import Bounded, Eventual
+from windlass.types import Bounded, Eventual, Sequential
 
 LEASED = Limits(leases=1.0)
 HARSH = Limits(
@@ -47,6 +47,16 @@ def test_work_that_nobody_was_left_to_do_is_no_fault_though_somebody_reads():
 def test_a_worker_that_is_about_to_hear_of_a_dead_manager_does_not_give_up_on_the_next_one():
     """In this one it dials a dead server, again and again, before it hears that its dial of the manager has failed."""
     assert explore(77003275, HARSH).problem == ""
+
+
+def test_a_worker_that_rests_is_not_waited_for_because_of_what_it_asked_for_before():
+    """In this one it asks a server to let it begin that is not the head any more, then the head, where it rests after
+    that; and the former head becomes the head again."""
+    limits = Limits(
+        servers=(3, 4), consistencies=(Sequential(),), replicas=(1, 2), leases=1.0, departures=3, joins=3, crashes=2,
+        aims=4, savers=1, readers=1,
+    )  # fmt: skip
+    assert explore(2001596, limits).problem == ""
 
 
 @pytest.mark.parametrize(

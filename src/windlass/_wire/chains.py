@@ -86,11 +86,13 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fa
     is_refused: bool = False  # of a round: as Close says, for this `error`
     draft: int = 0  # which of a round's drafts it is, or was made of
     skipped: tuple[int, ...] = ()  # of a round that failed: slots that took nothing of its draft
+    request: int = 0  # of a start, a rest or a slot restored: under which number `who` asked for it
 
 
 class Replicate(Message, frozen=True):
     """To the next of a shard's chain: part `part` of entry `index` of its log; the last one says what the entry is.
-    Accepted only from one's own predecessor, and only in order. `pins` as in Pulled."""
+    Accepted only from one's own predecessor, and only in order. `pins` as in Pulled. What is sent from its first part
+    again, the same entry or another, is another `attempt`: a sender's numbers rise."""
 
     key: KeyId
     shard: int
@@ -99,6 +101,7 @@ class Replicate(Message, frozen=True):
     pieces: tuple[Piece, ...]
     entry: LogEntry | None = None
     pins: tuple[int, ...] = ()
+    attempt: int = 0
 
 
 class Replicated(Message, frozen=True):

@@ -61,7 +61,7 @@ class Doubts:
 
     def __init__(self, client: Client) -> None:
         """Begins without any: nobody has finished."""
-        client.doubt, client.finished_ranks = None, frozenset()
+        client.doubt, client.finished = None, {}
         self._client = client
         self._finished: dict[int, Tally] = {}
         self._asked: dict[int, bool] = {}  # waits for a first value: whether the server said that it lacks one
@@ -69,7 +69,8 @@ class Doubts:
     def add(self, finished: Finished) -> None:
         """Another worker has finished. From any thread."""
         self._finished = {**self._finished, finished.rank: finished.tally}
-        self._client.doubt, self._client.finished_ranks = self, frozenset(self._finished)
+        self._client.finished = {rank: one.generation for rank, one in self._finished.items()}
+        self._client.doubt = self
         self._client.hub.wake()
 
     def __call__(self, task: Waitable) -> UsageError | None:

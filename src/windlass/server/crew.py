@@ -23,6 +23,7 @@ class Crew(Answers):
 
     batches: CountedBatches
     resting: set[Incarnation]
+    asked: dict[Incarnation, int]  # under which number each asked to begin or to rest, last
     _crew: tuple[Generation, dict[Incarnation, str]] | None
 
     @property
@@ -73,19 +74,29 @@ class Crew(Answers):
             return received
         return max(self.first_clock(), received or 0)
 
+    def _is_late(self, unit: Start | Rest) -> bool:
+        """Whether it was asked for before what its worker asked for last, which is done. The head of then has heard of
+        it, under the same number; this copy was on a slow link, or was kept here for whoever would be the head. To
+        begin or to rest now would undo what was asked for since."""
+        return not unit.is_followed and unit.request < self.asked.get(unit.who, 0)
+
     def _start(self, unit: Start) -> list[Effect]:
+        if self._is_late(unit):
+            return [Send(unit.who, m.Done(request=unit.request, detail=self.clocks.received.get(unit.who, 0)))]
         clock = self._clock_for(unit.who) if unit.clock == NAMED else unit.clock  # now: rounds were closed meanwhile
         is_new = unit.who in self.resting or self.clocks.received.get(unit.who, -1) < clock
         if is_new:
             self.resting.discard(unit.who)
+            self.asked[unit.who] = unit.request
             self.clocks.restart(unit.who, clock)
             self._crew = None
         self.begin_deposits(unit.who, self.clocks.received[unit.who])  # who was counted on before it came, too
-        if unit.request is None:
+        if unit.is_followed:
             return []
         effects: list[Effect] = []
         if is_new:
-            effects += self.log.seal(m.LogEntry(kind=m.Kind.START, who=unit.who, clock=clock))
+            entry = m.LogEntry(kind=m.Kind.START, who=unit.who, clock=clock, request=unit.request)
+            effects += self.log.seal(entry)
         done = Send(unit.who, m.Done(request=unit.request, detail=clock))
         return [*effects, *self.residual_of(unit.who), done, *self.on_fewer()]
 
@@ -102,14 +113,18 @@ class Crew(Answers):
         return self.queue([Rest(peer, request)])
 
     def _rest(self, unit: Rest) -> list[Effect]:
+        if self._is_late(unit):
+            return [Send(unit.who, m.Done(request=unit.request))]
         is_new = unit.who not in self.resting
-        self.resting.add(unit.who)
-        self._crew = None
-        if unit.request is None:
+        if is_new:
+            self.resting.add(unit.who)
+            self.asked[unit.who] = unit.request
+            self._crew = None
+        if unit.is_followed:
             return []
         effects: list[Effect] = []
         if is_new:
-            effects += self.log.seal(m.LogEntry(kind=m.Kind.REST, who=unit.who))
+            effects += self.log.seal(m.LogEntry(kind=m.Kind.REST, who=unit.who, request=unit.request))
         return [*effects, Send(unit.who, m.Done(request=unit.request)), *self.on_fewer()]
 
     def tally(self, tally: m.Tally) -> m.Tallied:

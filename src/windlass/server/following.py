@@ -19,9 +19,9 @@ def followed(whole: Whole, pieces: list[StagedPiece]) -> list[Unit]:
             written = (entry.who, 0), entry.now
             return [Echo(index, piece[0], Put(*piece, *written, is_followed=True)) for piece in pieces]
         case m.Kind.START:
-            return [Start(entry.who, entry.clock, None)]
+            return [Start(entry.who, entry.clock, entry.request, is_followed=True)]
         case m.Kind.REST:
-            return [Rest(entry.who, None)]
+            return [Rest(entry.who, entry.request, is_followed=True)]
         case m.Kind.RESTORE:
             named_arrays = zip(entry.names, entry.dtypes, pieces, strict=True)
             arrays = join_arrays((name, data.view(dtype)) for name, dtype, (*_, data) in named_arrays)

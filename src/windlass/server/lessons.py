@@ -32,6 +32,8 @@ class Lessons(Answers):
     counted: dict[Incarnation, int]
     batches: CountedBatches
     resting: set[Incarnation]
+    asked: dict[Incarnation, int]
+    restored: dict[Incarnation, int]  # under which number each asked last that a slot become what was saved of it
     time: ShardTime
     _crew: tuple[Generation, dict[Incarnation, str]] | None
     _refused: dict[tuple[Incarnation, int], str]
@@ -96,6 +98,8 @@ class Lessons(Answers):
             "base": self.base,
             "refused": [[who, clock, error] for (who, clock), error in self._refused.items()],
             "resting": sorted(self.resting),
+            "asked": dict(self.asked),
+            "restored": dict(self.restored),
             "leases": self.batches.dump(),
             "repeats": dict(self.batches.repeats),
         }
@@ -105,6 +109,8 @@ class Lessons(Answers):
         self.clocks.applied = {Incarnation(who): clock for who, clock in counts["applied"].items()}
         self.version, self.base = counts["version"], counts["base"]
         self.resting = {Incarnation(who) for who in counts["resting"]}
+        self.asked = {Incarnation(who): request for who, request in counts["asked"].items()}
+        self.restored = {Incarnation(who): request for who, request in counts["restored"].items()}
         self.batches.load(counts["leases"], counts["repeats"])
         self._crew = None
         self.counted = {Incarnation(who): elements for who, elements in counts["counted"].items()}

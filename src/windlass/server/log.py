@@ -52,9 +52,10 @@ Blocks = tuple[Block, ...]
 
 
 class Kept(msgspec.Struct):
-    """An entry that the successor may not have. `pins` keep its blocks."""
+    """An entry that the successor may not have. `pins` keep its blocks; `attempt` is that of its parts."""
 
     index: int
+    attempt: int
     parts: list[tuple[m.Replicate, Blocks]] = msgspec.field(default_factory=list)
     pins: list[int] = msgspec.field(default_factory=list)
 
@@ -83,8 +84,8 @@ class Log:
 
     # With more than 30 attributes in a dictionary, each instance has keys of its own, and is three times as slow.
     __slots__ = (
-        "_acked", "_applying", "_coming", "_drafts", "_handed_on", "_hands_on", "_held", "_is_taught", "_is_teaching",
-        "_joins_at", "_kept", "_memory", "_open", "_pending", "_pins", "_shown", "applied", "chain",
+        "_acked", "_applying", "_attempt", "_coming", "_drafts", "_handed_on", "_hands_on", "_held", "_is_taught",
+        "_is_teaching", "_joins_at", "_kept", "_memory", "_open", "_pending", "_pins", "_shown", "applied", "chain",
         "downstream", "index", "is_head", "is_heir", "is_last", "key", "learner", "me", "predecessor",
         "replicated_bytes", "safe", "shard", "standing", "successor", "teaching",
     )  # fmt: skip
@@ -109,6 +110,7 @@ class Log:
         self._open: Kept | None = None  # the entry that is being made, or handed on
         self._pending: tuple[Pieces, Blocks] | None = None  # its last part so far, not sent: it may be the last
         self._coming: list[Coming] = []
+        self._attempt = 0  # the predecessor's last to send us an entry; what belongs to earlier ones comes late
         self._applying: deque[Whole] = deque()
         self._drafts: list[Whole] = []  # kept beside the value
         self._handed_on = 0  # the last entry that was, or need not be, sent to whoever comes after us
@@ -169,6 +171,7 @@ class Log:
         effects: list[Effect] = []
         if self.predecessor != before:
             effects += self._forget_coming()
+            self._attempt = 0  # others count for themselves
             effects += self.resume()
         if self.downstream is None:
             self._let_go(self.index)
@@ -202,7 +205,7 @@ class Log:
 
     def _copied(self, whole: Whole) -> Kept:
         """What came, to be kept and handed on."""
-        kept = Kept(whole.index)
+        kept = Kept(whole.index, self._pins.number())
         for number, coming in enumerate(whole.parts):
             blocks = tuple(self._own(data) for data in coming.data)
             for block in blocks:
@@ -212,7 +215,7 @@ class Log:
             is_last = number == len(whole.parts) - 1
             part = m.Replicate(
                 key=self.key, shard=self.shard, index=whole.index, part=number, pieces=coming.pieces,
-                entry=whole.entry if is_last else None,
+                entry=whole.entry if is_last else None, attempt=kept.attempt,
             )  # fmt: skip
             kept.parts.append((part, blocks))
         return kept
@@ -264,7 +267,7 @@ class Log:
     def begin(self) -> None:
         """An entry is under way: what is read from now on tells of it."""
         if self._open is None:
-            self._open = Kept(self.index + 1)
+            self._open = Kept(self.index + 1, self._pins.number())
 
     def part(self, pieces: Pieces, blocks: Blocks) -> list[Effect]:
         """Data of the entry that is being made. Blocks above COPIED_BYTES came from the server's memory and are ours
@@ -306,7 +309,7 @@ class Log:
         assert self._open is not None
         part = m.Replicate(
             key=self.key, shard=self.shard, index=self._open.index, part=len(self._open.parts), pieces=pieces,
-            entry=entry,
+            entry=entry, attempt=self._open.attempt,
         )  # fmt: skip
         self._open.parts.append((part, blocks))
         return [] if self.downstream is None else [self._replicate(self.downstream, part, blocks)]
@@ -321,6 +324,9 @@ class Log:
         if after is None:
             return []
         kept = [*self._kept, *([self._open] if self._open is not None else [])]
+        for one in kept:
+            one.attempt = self._pins.number()
+            one.parts = [(msgspec.structs.replace(part, attempt=one.attempt), blocks) for part, blocks in one.parts]
         return [self._replicate(after, part, blocks) for one in kept for part, blocks in one.parts]
 
     def _let_go(self, index: int) -> None:
@@ -355,14 +361,17 @@ class Log:
         if part.index <= self.index:
             again = [Send(peer, self._ack())] if part.entry is not None else []
             return [*release, *again], None
+        if part.index != self.index + 1 or part.attempt < self._attempt:
+            return release, None  # a gap: what is between was lost with a link, and will be sent again; or it is late
         effects: list[Effect] = []
-        if part.index == self.index + 1 and part.part == 0 and release:
+        if part.part == 0 and (part.attempt > self._attempt or not self._coming):
             effects += self._forget_coming()  # begun anew, and maybe another entry than before
+            self._attempt = part.attempt
             # At once where the next of the chain has all before it; else when it is applied here.
             is_chained = self.downstream is not None and not self._is_teaching
             self._hands_on = is_chained and self._handed_on == self.index
-        elif part.index != self.index + 1 or part.part != len(self._coming):
-            return release, None  # a gap: what is between was lost with a link, and will be sent again
+        elif part.attempt != self._attempt or part.part != len(self._coming):
+            return release, None  # a gap, or the same message again
         if not self._hands_on:
             self._coming.append(Coming(part.pieces, data, release, (peer, part.pins)))
         else:

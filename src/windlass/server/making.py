@@ -82,6 +82,8 @@ class Restoring:
 
     def take(self, peer: Incarnation, shard: Shard, restore: m.Restore, data: tuple[Bytes, ...]) -> list[Effect]:
         """One array more; with the last one the slot becomes what they say."""
+        if shard.is_restored(peer, restore.request):
+            return [Recycle(data), Send(peer, m.Done(request=restore.request))]
         parts = self._begun.setdefault((peer, shard.id, restore.slot), {})
         for part in data:
             parts[restore.part] = (restore.name, part.copy().view(restore.dtype))

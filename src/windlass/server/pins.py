@@ -19,11 +19,16 @@ class Pins:
         self._retired: dict[int, Block] = {}  # blocks that no slot uses any more, kept for their readers
 
     def pin(self, reader: Incarnation, block: Block) -> int:
-        pin = self.next
-        self.next += 1
+        pin = self.number()
         self._held[pin] = (reader, block)
         self._readers[id(block)] = self._readers.get(id(block), 0) + 1
         return pin
+
+    def number(self) -> int:
+        """One that nothing of this server has, higher than all that something has."""
+        number = self.next
+        self.next += 1
+        return number
 
     def is_pinned(self, block: Block) -> bool:
         return id(block) in self._readers

@@ -86,11 +86,11 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
     # With more than 30 attributes in a dictionary, each instance has keys of its own, and is three times as slow.
     __slots__ = (
         "_aside", "_at_once_bytes", "_attaching", "_backlog", "_crew", "_ends", "_errors", "_memory", "_pins",
-        "_put_at", "_refused", "_residuals", "_skipped", "_void", "_writes", "_written", "ancestors", "awaits", "base",
-        "batches", "being_shown", "chained_in", "clocks", "counted", "decoder", "early", "freezer", "has_settled", "id",
-        "is_lesson_due", "is_pausing", "is_table", "itemsize", "lesson", "log", "may_refuse", "me", "members",
-        "num_shards", "number", "ready_learner", "ready_since", "residuals", "resting", "routes", "slots", "spec",
-        "taught_since", "time", "traffic", "version", "whole", "whole_bytes",
+        "_put_at", "_refused", "_residuals", "_skipped", "_void", "_writes", "_written", "ancestors", "asked", "awaits",
+        "base", "batches", "being_shown", "chained_in", "clocks", "counted", "decoder", "early", "freezer",
+        "has_settled", "id", "is_lesson_due", "is_pausing", "is_table", "itemsize", "lesson", "log", "may_refuse", "me",
+        "members", "num_shards", "number", "ready_learner", "ready_since", "residuals", "resting", "restored",
+        "routes", "slots", "spec", "taught_since", "time", "traffic", "version", "whole", "whole_bytes",
     )  # fmt: skip
 
     log_kind: type[ShardLog] = ShardLog
@@ -116,8 +116,9 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         self.residuals: dict[Incarnation, float] = {}  # the norm of what each worker has kept back, as it said last
         self.clocks = Clocks()
         self.batches = self.batches_kind()
-        self.resting = set()
+        self.resting, self.asked = set(), {}
         self._crew = None
+        self.restored = {}
         self.counted: dict[Incarnation, int] = {}  # elements that are in the value, by who gave them; the departed, too
         self.version = 0
         self.base = 0  # updates that the key had taken before, in the cluster that it was saved in
@@ -158,6 +159,8 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         entry = whole.entry
         pieces = [(*piece, data) for part in whole.parts for piece, data in zip(part.pieces, part.data, strict=True)]
         self.time.hear(entry.now)
+        if entry.kind is m.Kind.RESTORE:
+            self.restored[entry.who] = entry.request
         if entry.kind not in PUSHES:
             return self.queue([*followed(whole, pieces), Mark(whole)])
         echoes = [Echo(whole.index, one.slot, one) for one in self._reduced(entry, pieces)]
@@ -273,7 +276,14 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
     def restore(self, unit: Restored) -> list[Effect]:
         return self.queue([unit])
 
+    def is_restored(self, peer: Incarnation, request: int) -> bool:
+        """Whether what this peer asks for has been done, or something that it asked for later: this copy comes late,
+        from a link or from what was kept for the head. What was pushed since would be gone."""
+        return request <= self.restored.get(peer, 0)
+
     def _restore(self, unit: Restored) -> list[Effect]:
+        if unit.request is not None and self.is_restored(*unit.request):
+            return [Send(unit.request[0], m.Done(request=unit.request[1]))]
         slot, meta = self.slots[unit.slot], dict(unit.meta)
         self.batches.restore(unit.slot, meta.pop("leases", {}))
         slot.content.restore(unit.arrays, meta)
@@ -287,11 +297,13 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
             for _, array in parts:
                 effects += self._log_part(((unit.slot, 0, 0),), [array.view(np.uint8)])
             names, dtypes = tuple(name for name, _ in parts), tuple(str(array.dtype) for _, array in parts)
-            entry = m.LogEntry(
-                kind=m.Kind.RESTORE, clock=unit.slot, names=names, dtypes=dtypes, meta=unit.meta, count=unit.count
-            )
-            effects += self.log.seal(entry)
             peer, request = unit.request
+            self.restored[peer] = request
+            entry = m.LogEntry(
+                kind=m.Kind.RESTORE, clock=unit.slot, names=names, dtypes=dtypes, meta=unit.meta, count=unit.count,
+                who=peer, request=request,
+            )  # fmt: skip
+            effects += self.log.seal(entry)
             effects.append(Send(peer, m.Done(request=request)))
         return effects + self.answer_waiting(slot) + self.answer_attaching()
 

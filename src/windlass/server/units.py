@@ -181,14 +181,16 @@ class Start(msgspec.Struct, gc=False):
 
     who: Incarnation
     clock: int
-    request: int | None
+    request: int
+    is_followed: bool = False  # as in End
 
 
 class Rest(msgspec.Struct, gc=False):
     """Unit of work: do not wait for this worker until it starts again."""
 
     who: Incarnation
-    request: int | None
+    request: int
+    is_followed: bool = False
 
 
 class Restored(msgspec.Struct, gc=False):

@@ -7,7 +7,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -58,7 +59,8 @@ class Client:
     doubt: Callable[[Waitable], WindlassError | None] | None = None
     """Asked now and then, with the turn, whether a wait is in vain; what it returns ends the wait, and the store."""
 
-    finished_ranks: frozenset[int] = frozenset()
+    finished: Mapping[int, Generation] = MappingProxyType({})
+    """The workers whose function of this run has returned, and the last generation that each of them knew."""
 
     witness: Callable[[Op], None] | None = None
     """Sees every operation before it starts, with the turn; of a cluster whose books are kept."""

@@ -150,6 +150,14 @@ class WorkerState(Crew, FilteredKeys):
                 return LostRange(key.spec.name, lo, hi, holder, self.checkpoint, self.is_restored, unit)
         return None
 
+    @property
+    def loss(self) -> LostRange | None:
+        """The same of whichever key has lost one."""
+        if not self._has_lost:
+            return None
+        used = [key for keys in self._keys.values() for key in keys]
+        return next((lost for key in used if (lost := self.lost_range(key)) is not None), None)
+
     def use(self, key: KeyInfo, generation: Generation) -> None:
         """From now on keep this key's chains as the generations have them; they were given as of this one."""
         self._keys.setdefault(key.id, []).append(key)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from windlass._wire import messages as m
-from windlass.errors import ClusterError, UsageError
+from windlass.errors import ClusterError, LostRange, UsageError
 from windlass.trace.recorder import NOTHING, Tracing, check_category
 from windlass.types import MANAGER, RESERVED, Block, Role, Sequential
 from windlass.worker import checkpoint
@@ -352,8 +352,16 @@ class Store(Making):
 
     @property
     def finished_ranks(self) -> frozenset[int]:
-        """The workers whose function of this `cluster.run` has returned, as far as it is known here."""
-        return self._client.finished_ranks
+        """The workers whose function of this `cluster.run` has returned, as far as it is known here. One may have
+        returned for what a generation told it, that a server is lost, say: it is not named before that is known here,
+        too, so that the cluster's reason is given first."""
+        known = self._client.state.generation
+        return frozenset(rank for rank, generation in self._client.finished.items() if generation <= known)
+
+    @property
+    def loss(self) -> LostRange | None:
+        """A range that no living server holds, of a key that is used here; if there is none, None."""
+        return self._client.state.loss
 
     def keys(self) -> list[str]:
         """The names of all keys of this namespace, whoever made them."""

@@ -25,6 +25,7 @@ from windlass.collectives.shared.scheduled import Scheduled
 from windlass.collectives.shared.segments import OwnSegment
 from windlass.collectives.strategies import Machines, Strategy
 from windlass.collectives.tensors import Flat, flat_of, tensor_over
+from windlass.errors import ClusterError
 from windlass.store.reduce import Reducer
 from windlass.types import Array
 
@@ -51,11 +52,12 @@ class SharedBackend(Backend):
         timeout: float,
         warn_seconds: float,
         finished: Callable[[], Collection[int]] = tuple,
+        loss: Callable[[], ClusterError | None] = lambda: None,
     ) -> None:
-        """`finished` gives the ranks that will not come to any call any more."""
+        """`finished` gives the ranks that will not come to any call any more, `loss` what may be the reason."""
         self.rank, self.size = rank, size
         own = OwnSegment(control_bytes(size))
-        self._meeting = Meeting(rank, meet(exchange, own.place, size), own, warn_seconds, finished)
+        self._meeting = Meeting(rank, meet(exchange, own.place, size), own, warn_seconds, finished, loss)
         self._meeting.sync(Call(BARRIER, None, timeout))
         own.hide()
         self._buffers = Buffers(self._meeting)

@@ -58,12 +58,13 @@ class Meeting:
         own: OwnSegment,
         warn_seconds: float,
         finished: Callable[[], Collection[int]] = tuple,
+        loss: Callable[[], ClusterError | None] = lambda: None,
     ) -> None:
         """Opens the others' segments. A member that cannot says so in its own, where the others may see it."""
         self.rank, self.size = rank, len(records)
         self._members, self._own, self._warn_seconds = [each.member for each in records], own, warn_seconds
         self._pid = os.getpid()
-        self._finished = finished
+        self._finished, self._loss = finished, loss
         self._watch = Watch(self._members)
         try:
             self.segments: list[Segment] = [
@@ -146,10 +147,14 @@ class Meeting:
             )
         over = [each for each in missing if each in finished]
         if over:
-            raise UsageError(
+            absent = UsageError(
                 f"{call.terms.text}: {named(self._members, over)} has finished its function and does not come to it; "
                 "let every worker make the same calls"
             )
+            loss = self._loss()  # if a server is lost, that may be why; and who waits here should hear of it first
+            if loss is not None:
+                raise loss from absent
+            raise absent
         if missing and time.monotonic() > call.deadline:
             raise TimeoutError(
                 f"{call.terms.text}: waited {call.timeout:g} s for {named(self._members, missing)}, who did not come "
