@@ -49,7 +49,7 @@ def _open_shared(store: Any, timeout: float | None) -> tuple[Backend, float]:
         timeout=seconds,
         warn_seconds=store.options.warn_seconds,
         finished=lambda: getattr(store, "finished_ranks", ()),
-        loss=lambda: getattr(store, "loss", None),
+        loss=lambda: getattr(store, "_loss", None),
     )
     return backend, seconds
 

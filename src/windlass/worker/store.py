@@ -359,7 +359,7 @@ class Store(Making):
         return frozenset(rank for rank, generation in self._client.finished.items() if generation <= known)
 
     @property
-    def loss(self) -> LostRange | None:
+    def _loss(self) -> LostRange | None:
         """A range that no living server holds, of a key that is used here; if there is none, None."""
         return self._client.state.loss
 
