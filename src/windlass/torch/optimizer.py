@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from windlass.errors import UsageError
+from windlass.errors import UsageError, options_checked
 from windlass.store.updater import is_number
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
@@ -46,6 +46,7 @@ class Optimizer(torch.optim.Optimizer):
     Raises UsageError, naming worker and parameter, where the workers differ. Not thread-safe.
     """
 
+    @options_checked
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
