@@ -31,6 +31,15 @@ class Unfired(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Departed(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that went though nothing was done to it. `note` says whether another has its seat."""
+
+    who: str
+    at: float
+    pid: int
+    note: str = ""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a chaos run. `ok` is the verdict."""
 
@@ -38,6 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     faults: tuple[Fault, ...] = ()
     unfired: tuple[Unfired, ...] = ()
+    departed: tuple[Departed, ...] = ()
     drop: float = 0.0
     delay_seconds: float = 0.0
     frames_lost: int = 0

@@ -114,6 +114,7 @@ class Session:
             seconds=round(ended - began, 3) if began and ended else 0.0,
             faults=tuple(self.firing.faults),
             unfired=tuple(self.firing.unfired),
+            departed=tuple(self.firing.departures.found),
             frames_lost=links["frames_lost"],
             frames_late=links["frames_late"],
             links_refused=links["times_refused"],
