@@ -12,7 +12,7 @@ from rich.table import Table
 
 from windlass._words import count, say_marked
 from windlass.chaos.accounting import Finding
-from windlass.chaos.report import Report, seconds_in_words
+from windlass.chaos.report import Report, pushes_in_words, seconds_in_words
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
@@ -55,7 +55,7 @@ def _rows(report: Report) -> Iterator[tuple[float, tuple[str, ...]]]:
 
 
 def _told(one: Finding) -> str:
-    return f"{_pushes(one.pushes)} of {one.worker} on '{one.key}': {one.reason}"
+    return f"{pushes_in_words(one.pushes)} of {one.worker} on '{one.key}': {one.reason}"
 
 
 def _lines(report: Report) -> list[tuple[str, str]]:
@@ -91,10 +91,6 @@ def _samples(report: Report) -> str:
         return "the job leases no work"
     repeated, missed = _number(samples.repeated), _number(samples.missed)
     return f"{repeated} repeated, {missed} missed, of {samples.total:,} in epochs that are done"
-
-
-def _pushes(number: int) -> str:
-    return f"{number:,} push{'' if number == 1 else 'es'}"
 
 
 def _number(number: int) -> str:
