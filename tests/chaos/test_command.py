@@ -121,7 +121,10 @@ def test_a_second_ctrl_c_kills_a_job_that_does_not_end_and_reports_what_has_been
     script.write_text(STUBBORN)
     with started("chaos", "--drop", "0.1%", "--", sys.executable, script) as chaos:
         assert chaos.stdout is not None
+        assert chaos.stderr is not None
         assert chaos.stdout.readline() == "up\n"
+        while "of frames lost" not in chaos.stderr.readline():  # it has begun
+            assert chaos.poll() is None
         os.killpg(chaos.pid, signal.SIGINT)
         assert chaos.stdout.readline() == "not yet\n"
         pids = descendants(chaos.pid)
@@ -130,6 +133,7 @@ def test_a_second_ctrl_c_kills_a_job_that_does_not_end_and_reports_what_has_been
     assert code == 130
     assert "SIGINT: the job is told to stop; a second one kills it" in err
     assert "the job was killed by SIGKILL" in out
+    assert "the books could not be compared: there was no time to read them" in out
     assert took < 10.0
     assert left_after(pids, 5.0) == []
 

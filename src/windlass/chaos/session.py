@@ -13,6 +13,7 @@ from windlass.chaos.firing import TURN_SECONDS, Firing
 from windlass.chaos.plan import Plan, Shot, schedule
 from windlass.chaos.report import Report
 from windlass.chaos.scene import Scene, There
+from windlass.errors import ClusterError
 
 IDLE_SECONDS = 0.1
 ASK_SECONDS = 2.0
@@ -111,7 +112,9 @@ class Session:
             looker = self._scene.looker
 
             def ask() -> dict[str, Any]:
-                left = max(0.0, latest() - time.monotonic())
+                left = latest() - time.monotonic()
+                if left <= 0:
+                    raise ClusterError("there was no time to read them")
                 return looker.everything(min(ASK_SECONDS, left), with_counts=True)
 
             books, said = read_books(self._scene.rows, ask, patience, latest)
