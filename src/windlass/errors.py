@@ -15,7 +15,11 @@ A message says what happened, with whom, and what to do next.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+Called = TypeVar("Called", bound=Callable[..., Any])
 
 
 class WindlassError(Exception):
@@ -110,3 +114,45 @@ def in_words(error: BaseException) -> str:
     """The same, after its kind."""
     text = text_of(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def unknown_options(called: str, unknown: Iterable[str], known: Sequence[str]) -> UsageError:
+    """The error of a caller who gave options that there are not, with the likeliest that were meant."""
+    import difflib  # only where somebody has made a mistake: this module is every command's
+
+    given = list(unknown)
+    near = (difflib.get_close_matches(one, known, 1) for one in given)
+    hint = "".join(f"did you mean {found[0]}? " for found in near if found)
+    noun = "option" if len(given) == 1 else "options"
+    return UsageError(f"{called}() got unknown {noun} {', '.join(given)}; {hint}known: {', '.join(known)}")
+
+
+def options_checked(called: Called) -> Called:
+    """The same call, or class, where an option that it has not got is told in our words instead of Python's. It costs a
+    call more, so it is not for what is called in a training loop."""
+    if isinstance(called, type):
+        called.__init__ = options_checked(called.__init__)  # type: ignore[misc]
+        return called
+
+    @functools.wraps(called)
+    def checked(*args: Any, **options: Any) -> Any:
+        try:
+            return called(*args, **options)
+        except TypeError:
+            if error := _unknown(called, options):
+                raise error from None
+            raise
+
+    return cast(Called, checked)
+
+
+def _unknown(called: Callable[..., Any], options: dict[str, Any]) -> UsageError | None:
+    import inspect
+
+    parameters = inspect.signature(called).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    known = [each.name for each in parameters if each.name != "self" and each.kind is not each.VAR_POSITIONAL]
+    unknown = [name for name in options if name not in known]
+    words = called.__qualname__.split(".")
+    return unknown_options(words[-2 if words[-1] == "__init__" else -1], unknown, known) if unknown else None

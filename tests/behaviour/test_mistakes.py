@@ -345,11 +345,11 @@ def test_options_that_contradict_each_other_are_refused():
             wl.Bounded(delay)
     with pytest.raises(wl.UsageError, match=r"consistency expects wl\.Sequential"):
         wl.Cluster(consistency="eventual")
-    with pytest.raises(wl.UsageError, match="unknown options timout"):
+    with pytest.raises(wl.UsageError, match="unknown option timout; did you mean timeout"):
         wl.Store(timout=3)
     with pytest.raises(wl.UsageError, match="timeout expects seconds"):
         wl.Store(timeout=-1)
-    with pytest.raises(wl.UsageError, match="unknown options colour"):
+    with pytest.raises(wl.UsageError, match="unknown option colour"):
         wl.Cluster(colour="red")
     with pytest.raises(wl.UsageError, match="engine expects"):
         wl.Cluster(engine="steam")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 from windlass._ledger import Faults, Ledger, Phase, open_ledger
 from windlass.chaos.accounting import (
     Books,
+    Finding,
+    Findings,
     Samples,
     Shard,
     Tally,
@@ -168,6 +172,33 @@ def test_a_shard_that_changes_hands_is_asked_again() -> None:
     assert books.gaps == ()
     assert books.names == {KEY: "w", ALICE: "worker-0"}
     assert said["keys"]["w"]["id"] == KEY
+
+
+def test_books_are_not_waited_for_longer_than_somebody_asks() -> None:
+    """It is asked for while they are being read: without that it takes a minute."""
+    asked: list[float] = []
+
+    def ask() -> dict[str, Any]:
+        asked.append(time.monotonic())
+        return _said(False)
+
+    ledger = Ledger.make()
+    books, _ = read_books(ledger.rows, ask, 60.0, lambda: 0.0 if len(asked) == 3 else math.inf)
+    ledger.close()
+    assert len(asked) == 3
+    assert books.gaps == ("server-1 does not speak for shard 0 of 'w' yet",)
+
+
+def test_a_verdict_counts_one_push_and_many() -> None:
+    about = {"worker": "worker-0", "key": "w", "reason": "it is missing"}
+    reasons = [
+        Report(seed=1, seconds=1.0, findings=Findings(lost=(Finding(pushes=pushes, **about),))).reason
+        for pushes in (1, 2000)
+    ]
+    assert reasons == [
+        "1 acknowledged push lost, 0 counted twice",
+        "2,000 acknowledged pushes lost, 0 counted twice",
+    ]
 
 
 def test_books_that_cannot_be_read_prove_nothing() -> None:

@@ -100,6 +100,44 @@ def test_ctrl_c_wakes_the_stopped_and_ends_the_job_with_a_report(script: Path) -
     assert left_after(pids, 0.5) == []
 
 
+STUBBORN = """
+import time
+import numpy as np
+import windlass as wl
+def work(store):
+    store.create("w", np.zeros(9, np.float32), update="add", consistency=wl.Eventual())
+    print("up", flush=True)
+    while True: store.push("w", np.ones(9, np.float32)).wait()
+with wl.Cluster() as cluster:
+    try: cluster.run(work)
+    except KeyboardInterrupt: print("not yet", flush=True)
+    time.sleep(100)
+"""
+
+
+def test_a_second_ctrl_c_kills_a_job_that_does_not_end_and_reports_what_has_been(tmp_path: Path) -> None:
+    """It would be waited for, for half a minute and another."""
+    script = tmp_path / "driver.py"
+    script.write_text(STUBBORN)
+    with started("chaos", "--drop", "0.1%", "--", sys.executable, script) as chaos:
+        assert chaos.stdout is not None
+        assert chaos.stderr is not None
+        assert chaos.stdout.readline() == "up\n"
+        while "of frames lost" not in chaos.stderr.readline():  # it has begun
+            assert chaos.poll() is None
+        os.killpg(chaos.pid, signal.SIGINT)
+        assert chaos.stdout.readline() == "not yet\n"
+        pids = descendants(chaos.pid)
+        os.killpg(chaos.pid, signal.SIGINT)
+        code, out, err, took = finish(chaos)
+    assert code == 130
+    assert "SIGINT: the job is told to stop; a second one kills it" in err
+    assert "the job was killed by SIGKILL" in out
+    assert "the books could not be compared: there was no time to read them" in out
+    assert took < 10.0
+    assert left_after(pids, 5.0) == []
+
+
 def test_a_job_does_not_outlive_who_disturbs_it(script: Path) -> None:
     with started("chaos", "--stop", "server:0", "--every", "10s", "--", *_run(script)) as chaos:
         assert chaos.stderr is not None

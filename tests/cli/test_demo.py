@@ -13,6 +13,7 @@ from tests.apps.sets import cut
 from tests.cli.command import WINDLASS, finish, on_terminal, started, windlass
 from windlass import trace
 from windlass.cli.demo import Demo, demo
+from windlass.cli.demo_words import foresee
 from windlass.errors import UsageError
 from windlass.types import Eventual, Sequential
 
@@ -78,7 +79,7 @@ def test_workers_show_the_numbers_of_the_plain_loop(data, capsys) -> None:
     together = capsys.readouterr().out
     assert "A plain torch loop, without Windlass" in plain
     assert "The plain loop is one process: --servers 1 and --workers 3 change nothing." in plain
-    assert "The loss stays at 2.303, a blind guess, for 300 steps or so: 50 epochs here, more than" in together
+    assert "a blind guess, for 300 steps or so at this learning rate: 50 epochs here" in together
     assert "mode allreduce" in together
     for one, other in zip(rows(plain), rows(together), strict=True):
         assert one == pytest.approx(other, abs=2e-4)
@@ -88,6 +89,20 @@ def test_workers_show_the_numbers_of_the_plain_loop(data, capsys) -> None:
     steps = [(row.worker, row.step) for row in trace.overlap(record)]
     assert {worker for worker, _ in steps} == {"worker-0", "worker-1"}
     assert len(steps) >= 2 * 11  # two workers, two epochs of six steps; the first has nothing before it
+
+
+@pytest.mark.parametrize(
+    ("lr", "steps_per_epoch", "epochs", "words"),
+    [
+        (0.2, 235, 10, "for 300 steps or so at this learning rate: 1.3 epochs here."),
+        (0.2, 40, 25, "for 300 steps or so at this learning rate: 7.5 epochs here."),
+        (0.2, 300, 1, "for 300 steps or so at this learning rate: 1 epoch here."),
+        (0.9, 235, 10, "for 70 steps or so at this learning rate: 0.3 epochs here."),
+        (0.01, 40, 25, "for 6,000 steps or so at this learning rate: 150 epochs here, more than this run has."),
+    ],
+)
+def test_how_long_the_loss_stays_goes_by_the_learning_rate(lr, steps_per_epoch, epochs, words) -> None:
+    assert foresee(lr, steps_per_epoch, epochs).endswith(words)
 
 
 # --- on a terminal ----------------------------------------------------------------------------------------------------

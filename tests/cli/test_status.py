@@ -86,6 +86,30 @@ def test_nodes_that_have_left_are_told_as_a_number() -> None:
     assert told.count("server-") == 1
 
 
+def test_lines_of_a_status_count_properly_and_are_whole_in_a_file() -> None:
+    held = {"version": 1, "value_bytes": 1, "state_bytes": 0, "staged_bytes": 0, "waiting_pulls": 0, "clocks": {}}
+    key = {
+        "shape": [3], "dtype": "float32", "reduce": "sum", "update": "add", "replicas": 0, "consistency": "Eventual()",
+        "shards": [["server-0"]],
+    }  # fmt: skip
+    names = [f"w{number}" for number in range(31)]
+    work = {"epoch": 0, "epochs": 12, "size": 60_000, "batch_size": 7, "done": 8_571, "held": 2}
+    cluster = {
+        "driver": 1, "command": "", "manager": [], "generation": "1.0", "problems": [],
+        "nodes": [{"name": "server-0", "role": "server", "state": "alive", "pid": 7, "address": ""}],
+        "expected": {"servers": 1, "workers": 4}, "keys": dict.fromkeys(names, key),
+        "servers": {"server-0": {"keys": dict.fromkeys(names, held)}},
+        "workloads": {"0": work | {"name": "x"}, "an-epoch-of-all-the-clicks-of-the-last-year": work},
+    }  # fmt: skip
+    console = Console(file=io.StringIO(), width=80)
+    show(console, cluster)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[1] == "generation 1.0, not complete: 1 of 1 server and 0 of 4 workers here"
+    assert "and 1 more key; --json shows all" in lines
+    name = "an-epoch-of-all-the-clicks-of-the-last-year"
+    assert f"leased work {name}: epoch 1 of 12, 8571 of 8572 batches done, 2 held" in lines
+
+
 @pytest.mark.parametrize("width", [80, 160])
 def test_keys_with_long_names_and_filters_are_whole_in_80_columns(width: int) -> None:
     name = "embeddings/user-clicks"

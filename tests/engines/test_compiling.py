@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import struct
 import threading
+import time
+import warnings
 from contextlib import contextmanager
 
 import numba
@@ -13,7 +18,7 @@ import windlass as wl
 from tests.engines.targets import SlowMaker
 from windlass._wire import messages as m
 from windlass._wire.effects import Received
-from windlass.engines._compiling import SILENCE, noticed
+from windlass.engines._compiling import QUIET_SECONDS, SILENCE, _last_told, noticed
 from windlass.server.state import ServerConfig, ServerState
 from windlass.types import MANAGER, Heap, Incarnation, KeyId, KeySpec, Node, Role, Rule, Sequential
 
@@ -22,6 +27,7 @@ ME, OTHER = Incarnation(1), Incarnation(2)
 
 def test_compiling_that_takes_its_time_is_told_once_while_it_goes_on(caplog, monkeypatch):
     monkeypatch.delenv(SILENCE)
+    _last_told.cache_clear()
 
     def add(a, b):
         return a + b
@@ -33,6 +39,37 @@ def test_compiling_that_takes_its_time_is_told_once_while_it_goes_on(caplog, mon
     (said,) = caplog.messages
     assert said.startswith("compiling kernels, once for each kind of key on a new install: ")
     assert set(threading.enumerate()) <= threads
+
+
+def test_nobody_is_told_again_of_the_next_kind_of_key_or_by_another_process(capfd, monkeypatch):
+    monkeypatch.delenv(SILENCE)
+    _last_told.cache_clear()
+
+    def compile_something():
+        with noticed(seconds=0.0):
+            numba.njit(lambda a: a + 1)(1)
+
+    with noticed():  # as whoever forks has
+        pass
+    for _ in range(2):
+        with warnings.catch_warnings():  # of threads beside this one: the child does not meet them
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            logging.basicConfig(force=True)
+            compile_something()
+            os._exit(0)
+        os.waitpid(child, 0)
+    compile_something()
+    assert capfd.readouterr().err.count("compiling kernels") == 1
+
+
+def test_a_kind_of_key_that_comes_much_later_is_told_of(caplog, monkeypatch):
+    monkeypatch.delenv(SILENCE)
+    _last_told()[:8] = struct.pack("d", time.monotonic() - 2 * QUIET_SECONDS)
+    with noticed(seconds=0.0):
+        numba.njit(lambda a: a + 1)(1)
+    assert len(caplog.messages) == 1
 
 
 def test_what_is_compiled_fast_or_already_is_not_told(caplog, monkeypatch):

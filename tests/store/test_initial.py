@@ -61,7 +61,7 @@ def test_what_is_wrong_is_said():
         (lambda: Uniform(2, 1), "low must not be above high"),
         (lambda: initial_rule("zeros"), r"init= expects a number, wl.Constant\(value\)"),
         (lambda: resolve_initial(Rule("xavier")), "one of 'constant', 'normal', 'uniform', got 'xavier'"),
-        (lambda: resolve_initial(Rule("normal", {"sigma": 1})), "Normal takes seed, std, mean; got"),
+        (lambda: resolve_initial(Rule("normal", {"sigma": 1})), "unknown option sigma; known: std, mean, seed"),
     ):
         with pytest.raises(UsageError, match=text):
             make()

@@ -83,7 +83,7 @@ def test_a_local_class_is_refused_in_a_cluster_and_registered_in_an_embedded_sto
         (Rule("adm"), "expected update= one of 'assign', 'merge', .*got 'adm'"),
         (Rule("numpy:ndarray"), "'numpy:ndarray' must be a subclass of wl.Updater, found the class ndarray"),
         (Rule(f"{HERE}:HERE"), "must be a subclass of wl.Updater, found str"),
-        (Rule("sgd", {"rate": 1}), "SGD takes lr, momentum, dampening, weight_decay, nesterov; got {'rate': 1}"),
+        (Rule("sgd", {"rate": 1}), "unknown option rate; known: lr, momentum, dampening, weight_decay, nesterov"),
         (Rule("sgd", {"lr": -1}), "lr must be a finite number, 0 or more"),
         (Rule("no_such_module:X"), "cannot import 'no_such_module' of 'no_such_module:X'.*installed on every node"),
     ],

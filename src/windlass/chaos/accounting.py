@@ -201,9 +201,13 @@ def read_shards(said: dict[str, Any]) -> tuple[dict[int, tuple[Shard | None, ...
 
 
 def read_books(
-    rows: Callable[[], Array], ask: Callable[[], dict[str, Any]], seconds: float
+    rows: Callable[[], Array],
+    ask: Callable[[], dict[str, Any]],
+    seconds: float,
+    latest: Callable[[], float] = lambda: math.inf,
 ) -> tuple[Books, dict[str, Any]]:
-    """Read all books at one time; where a shard is just changing hands, again, for so long. Blocks."""
+    """Read all books at one time; where a shard is just changing hands, again, for so long, and not after `latest()`,
+    which may become earlier meanwhile. Blocks."""
     deadline = time.monotonic() + seconds
     while True:
         before = tallies(rows())
@@ -215,7 +219,7 @@ def read_books(
         except WindlassError as error:
             gaps = [str(error)]
         after = tallies(rows())
-        if not gaps or time.monotonic() > deadline:
+        if not gaps or time.monotonic() > min(deadline, latest()):
             names = {key["id"]: name for name, key in said.get("keys", {}).items()}
             names |= {node["incarnation"]: node["name"] for node in said.get("nodes", ())}
             return Books(before, after, shards, names, tuple(dict.fromkeys(gaps))), said

@@ -16,7 +16,7 @@ from windlass.chaos.scene import There
 from windlass.chaos.session import Session
 from windlass.engines.cluster import Cluster
 from windlass.engines.processes import ProcessEngine
-from windlass.errors import UsageError, in_words
+from windlass.errors import UsageError, in_words, options_checked
 from windlass.types import Role
 
 log = logging.getLogger("windlass.chaos")
@@ -38,6 +38,7 @@ class Chaos:
     replaced, unless `replace=False`. The block's own exceptions pass.
     """
 
+    @options_checked
     def __init__(
         self,
         cluster: Cluster,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from windlass._ledger import Faults
 from windlass._words import count
+from windlass.chaos.departures import Departures
 from windlass.chaos.obstacles import obstacle
 from windlass.chaos.plan import Deed, Plan, Shot, Target
 from windlass.chaos.report import Fault, Unfired, seconds_in_words
@@ -64,6 +65,7 @@ class Firing:
         self.plan, self.scene, self._say = plan, scene, say
         self.faults: list[Fault] = []
         self.unfired: list[Unfired] = []
+        self.departures = Departures()
         self.began_at = 0.0
         self.doing = ""
         self._rng = random.Random(f"chaos/{plan.seed}/firing")
@@ -91,7 +93,8 @@ class Firing:
         now = time.monotonic()
         is_awaited = any(one.is_of_manager and one.is_awaited for one in self._open)
         if now - self.scene.looked_at > (TURN_SECONDS if is_awaited else LOOK_EVERY_SECONDS):
-            self.scene.look()
+            if self.scene.look():
+                self._notice_departures(now)
             self._replace()
             self._write(now)
         for one in [one for one in self._open if one.lift_at and now >= one.lift_at]:
@@ -191,6 +194,7 @@ class Firing:
             lift_at=fired + shot.held_seconds if shot.held_seconds else 0.0,
             term=self.scene.generation.partition(".")[0],
         )
+        self.departures.spare(one.incarnations.values())
         for name in victims:
             if name.startswith("server-") and self._is_lasting(shot, list(victims)):
                 self._seats[one.incarnations[name]] = (int(self.scene.nodes[name]["rank"]), fault)
@@ -229,6 +233,11 @@ class Firing:
         self._write(time.monotonic())
 
     # --- afterwards ---------------------------------------------------------------------------------------------------
+
+    def _notice_departures(self, now: float) -> None:
+        for one in self.departures.look(self.scene.all_nodes, now - self.began_at):
+            then = f", and {one.note}" if one.note else ""
+            self._tell(f"{one.who} (pid {one.pid}) is gone by itself{then}")
 
     def _replace(self) -> None:
         """Put a new server into the seat of each that the generation has left behind."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from windlass._words import count
 from windlass.chaos.accounting import Findings, Samples
 
 
@@ -31,6 +32,15 @@ class Unfired(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Departed(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that went though nothing was done to it. `note` says whether another has its seat."""
+
+    who: str
+    at: float
+    pid: int
+    note: str = ""
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a chaos run. `ok` is the verdict."""
 
@@ -38,6 +48,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     faults: tuple[Fault, ...] = ()
     unfired: tuple[Unfired, ...] = ()
+    departed: tuple[Departed, ...] = ()
     drop: float = 0.0
     delay_seconds: float = 0.0
     frames_lost: int = 0
@@ -71,9 +82,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         if self.findings.unjudged:
             return f"the books could not be compared: {self.findings.unjudged}"
         if self.num_lost or self.num_twice:
-            return f"{self.num_lost} acknowledged pushes lost, {self.num_twice} counted twice"
+            return f"{pushes_in_words(self.num_lost, 'acknowledged ')} lost, {self.num_twice} counted twice"
         if self.samples is not None and (self.samples.repeated or self.samples.missed):
-            return f"{self.samples.repeated} samples repeated, {self.samples.missed} missed"
+            return f"{count(self.samples.repeated, 'sample')} repeated, {self.samples.missed} missed"
         if not self.num_faults:
             return "no fault was fired: nothing is shown"
         if not self.findings.num_acked:
@@ -101,6 +112,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         derived = ("num_lost", "num_twice", "num_faults", "ok", "reason", "status")
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain | {name: getattr(self, name) for name in derived}
+
+
+def pushes_in_words(number: int, kind: str = "") -> str:
+    return f"{number:,} {kind}push{'' if number == 1 else 'es'}"
 
 
 def seconds_in_words(seconds: float | None) -> str:

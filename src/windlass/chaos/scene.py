@@ -38,6 +38,7 @@ class Scene:
 
     there: There
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)  # those alive, by name
+    all_nodes: list[dict[str, Any]] = field(default_factory=list)  # those gone, too
     keys: dict[str, dict[str, Any]] = field(default_factory=dict)
     generation: str = ""
     looked_at: float = 0.0
@@ -51,6 +52,7 @@ class Scene:
             return False
         finally:
             self.looked_at = time.monotonic()
+        self.all_nodes = said["nodes"]
         self.nodes = {node["name"]: node for node in said["nodes"] if node["state"] == "alive"}
         self.keys, self.generation = said["keys"], said["generation"]
         return True

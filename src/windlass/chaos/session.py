@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from windlass.chaos.accounting import Findings, Samples, count_samples, judge, read_books
 from windlass.chaos.firing import TURN_SECONDS, Firing
 from windlass.chaos.plan import Plan, Shot, schedule
 from windlass.chaos.report import Report
 from windlass.chaos.scene import Scene, There
+from windlass.errors import ClusterError
 
 IDLE_SECONDS = 0.1
+ASK_SECONDS = 2.0
 LINK_COUNTS = ("frames_lost", "frames_late", "times_refused")
 SETTLE_LEASES, SETTLE_SECONDS = 2.0, 4.0
 """How long shards that change hands at the end are waited for before the books are read: so many leases, and more."""
@@ -96,9 +100,9 @@ class Session:
                 return
             self._until(min(deadline, time.monotonic() + 0.1), is_over)
 
-    def judge(self, job: str, *, is_there: bool = True) -> Report:
+    def judge(self, job: str, *, is_there: bool = True, latest: Callable[[], float] = lambda: math.inf) -> Report:
         """Read the books and report. Blocks for a few leases at most, while shards change hands; not if the cluster is
-        known not to be there any more."""
+        known not to be there any more. `latest` is asked again and again by when it is to end."""
         rows = self._scene.rows()
         links = {name: self._sum(name) - before for name, before in self._before.items()}
         findings = Findings(unjudged="no node was ever seen")
@@ -106,7 +110,14 @@ class Session:
         if self._scene.nodes:
             patience = (SETTLE_LEASES * self._lease_seconds + SETTLE_SECONDS) if is_there else 0.0
             looker = self._scene.looker
-            books, said = read_books(self._scene.rows, lambda: looker.everything(with_counts=True), patience)
+
+            def ask() -> dict[str, Any]:
+                left = latest() - time.monotonic()
+                if left <= 0:
+                    raise ClusterError("there was no time to read them")
+                return looker.everything(min(ASK_SECONDS, left), with_counts=True)
+
+            books, said = read_books(self._scene.rows, ask, patience, latest)
             findings, samples = judge(books), count_samples(said)
         began, ended = self.firing.began_at, self._ended_at
         return Report(
@@ -114,6 +125,7 @@ class Session:
             seconds=round(ended - began, 3) if began and ended else 0.0,
             faults=tuple(self.firing.faults),
             unfired=tuple(self.firing.unfired),
+            departed=tuple(self.firing.departures.found),
             frames_lost=links["frames_lost"],
             frames_late=links["frames_late"],
             links_refused=links["times_refused"],

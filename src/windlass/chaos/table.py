@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from operator import itemgetter
+
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -9,7 +12,7 @@ from rich.table import Table
 
 from windlass._words import count, say_marked
 from windlass.chaos.accounting import Finding
-from windlass.chaos.report import Report, seconds_in_words
+from windlass.chaos.report import Report, pushes_in_words, seconds_in_words
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
@@ -19,21 +22,11 @@ def print_report(report: Report, console: Console | None = None) -> None:
     for heading in ("at", "fault", "node", "held", "recovered after", ""):
         is_number = heading in ("at", "held", "recovered after")
         table.add_column(heading, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
-    for fault in report.faults:
-        table.add_row(
-            f"{fault.at:.1f} s",
-            fault.what,
-            escape(fault.who),
-            seconds_in_words(fault.held_seconds),
-            seconds_in_words(fault.recovery_seconds),
-            escape(fault.note),
-        )
-    for one in report.unfired:
-        told = f"[yellow]not fired:[/yellow] {escape(one.reason)}"
-        table.add_row(f"{one.at:.1f} s", escape(one.what), "", "", "", told)
+    for _, row in sorted(_rows(report), key=itemgetter(0)):
+        table.add_row(*row)
     console.print()
     say_marked(console, f"[bold]Chaos report[/bold]  seed {report.seed}, {report.seconds:.0f} s")
-    if report.faults or report.unfired:
+    if table.row_count:
         console.print(table)
     for label, value in _lines(report):
         say_marked(console, f"[bold]{label:<28}[/bold] {value}")
@@ -48,8 +41,21 @@ def print_report(report: Report, console: Console | None = None) -> None:
     say_marked(console, f"[bold]{'verdict':<28}[/bold] {verdict}")
 
 
+def _rows(report: Report) -> Iterator[tuple[float, tuple[str, ...]]]:
+    """What happened, and when."""
+    for fault in report.faults:
+        lasted = (seconds_in_words(fault.held_seconds), seconds_in_words(fault.recovery_seconds))
+        yield fault.at, (f"{fault.at:.1f} s", fault.what, escape(fault.who), *lasted, escape(fault.note))
+    for node in report.departed:
+        told = "; ".join(filter(None, ("by itself", node.note)))
+        yield node.at, (f"{node.at:.1f} s", "[yellow]gone[/yellow]", escape(node.who), "", "", told)
+    for one in report.unfired:
+        told = f"[yellow]not fired:[/yellow] {escape(one.reason)}"
+        yield one.at, (f"{one.at:.1f} s", escape(one.what), "", "", "", told)
+
+
 def _told(one: Finding) -> str:
-    return f"{_pushes(one.pushes)} of {one.worker} on '{one.key}': {one.reason}"
+    return f"{pushes_in_words(one.pushes)} of {one.worker} on '{one.key}': {one.reason}"
 
 
 def _lines(report: Report) -> list[tuple[str, str]]:
@@ -85,10 +91,6 @@ def _samples(report: Report) -> str:
         return "the job leases no work"
     repeated, missed = _number(samples.repeated), _number(samples.missed)
     return f"{repeated} repeated, {missed} missed, of {samples.total:,} in epochs that are done"
-
-
-def _pushes(number: int) -> str:
-    return f"{number:,} push{'' if number == 1 else 'es'}"
 
 
 def _number(number: int) -> str:

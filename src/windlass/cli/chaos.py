@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import random
 import shutil
@@ -13,8 +14,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -36,6 +38,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.05
 END_SECONDS = 30.0
 """How long a job that was told to stop may take before it is killed."""
+HURRY_SECONDS = 1.5
+"""How long shards that change hands are waited for when somebody has asked us to stop."""
 WRONG_USE = 2
 """The exit status for a plan that does not fit the job's cluster."""
 _PR_SET_PDEATHSIG = 1
@@ -80,22 +84,35 @@ class Wanted:
 
 
 class _Asked:
-    """Whether somebody has asked this process to stop. Its children do not hear Ctrl-C: they are told in time."""
+    """Whether somebody has asked this process to stop. Its children do not hear Ctrl-C: they are told in time. Who asks
+    twice has the job killed, and whatever waits for it ends."""
 
     def __init__(self) -> None:
         self.signum = 0
-        self._is_told = False
+        self.child: subprocess.Popen[bytes] | None = None
+        self._at = 0.0
+        self._is_told = self._is_killed = False
         for number in SIGNALS:
             signal.signal(number, self._hear)
 
     def _hear(self, signum: int, _: object) -> None:
-        self.signum = self.signum or signum
+        if not self.signum:
+            self.signum, self._at = signum, time.monotonic()
+        elif self.child is not None and not self._is_killed:
+            self._is_killed = True
+            _signal(self.child, signal.SIGKILL)
 
     def tell(self, child: subprocess.Popen[bytes]) -> None:
         """Pass it on, once: a second Ctrl-C would cut short how the job ends."""
         if not self._is_told and child.poll() is None:
             self._is_told = True
-            os.killpg(child.pid, signal.SIGINT)
+            _signal(child, signal.SIGINT)
+
+    def latest(self, began: float) -> float:
+        """When to end what was begun then: in its own time, unless somebody asks for it."""
+        if self._is_killed:
+            return 0.0
+        return max(self._at, began) + HURRY_SECONDS if self.signum else math.inf
 
 
 def chaos(wanted: Wanted) -> int:
@@ -110,6 +127,7 @@ def chaos(wanted: Wanted) -> int:
         stack.callback(ledger.close)
         show = Show()
         child = _start(wanted.command, ledger, is_piped=show.is_live)
+        asked.child = child
         stack.callback(_end, child)
         with show.of(child):
             forks: list[ForkServer] = []
@@ -148,12 +166,13 @@ def _disturb(
             session = Session(plan, There(config, ledger, frozenset({os.getpid()}), recruit), say)
             session.run(is_over)
         if asked.signum and child.poll() is None:
-            say(f"{signal.Signals(asked.signum).name}: the job is told to stop")
+            say(f"{signal.Signals(asked.signum).name}: the job is told to stop; a second one kills it")
             asked.tell(child)
             _await(lambda: ledger.phase is Phase.ENDED or child.poll() is not None, END_SECONDS)
         report = Report(seed=plan.seed, seconds=0.0)
         if session is not None:
-            report = session.judge("", is_there=child.poll() is None)
+            latest = partial(asked.latest, time.monotonic())
+            report = session.judge("", is_there=child.poll() is None, latest=latest)
         ledger.tell(Phase.JUDGED)
         _await_end(child, asked)
         if session is None and not asked.signum:
@@ -231,7 +250,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     """Leave no job behind, whatever went wrong."""
     for number in (signal.SIGINT, signal.SIGKILL):
         if child.poll() is None:
-            os.killpg(child.pid, number)
+            _signal(child, number)
             _await(lambda: child.poll() is not None, END_SECONDS)
 
 
@@ -248,7 +267,14 @@ def _await_end(child: subprocess.Popen[bytes], asked: _Asked) -> None:
     asked.tell(child)
     _await(lambda: child.poll() is not None, END_SECONDS)
     if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
+        _signal(child, signal.SIGKILL)
+
+
+def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """To all of the job's processes that are still in its group."""
+    if child.returncode is None:  # else its number may be another's
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
 
 
 def _status(child: subprocess.Popen[bytes]) -> int:

@@ -122,7 +122,7 @@ def _say(console: Console, one: Listed, problems: list[str]) -> None:
         why = "a save is under way, or was killed; it does not count"
         say_marked(console, f"{name} [yellow]unfinished[/yellow]: {why}")
     elif problems:
-        console.print(f"{name} [bold red]damaged[/bold red]")
+        say_marked(console, f"{name} [bold red]damaged[/bold red]")
         for problem in problems:
             say_marked(console, f"  [bold red]problem:[/bold red] {escape(problem)}")
     elif one.manifest is not None:
@@ -148,7 +148,7 @@ def diff(before: str, after: str) -> int:
         say_marked(console, f"{mark} [bold]{escape(reader.path)}[/bold]  [dim]{about}[/dim]")
     console.print()
     if found.is_same:
-        console.print(f"The same: {count(len(new.keys), 'key')}, every bit of every array.")
+        say_marked(console, f"The same: {count(len(new.keys), 'key')}, every bit of every array.")
         return 0
     _show(console, found)
     return 1
@@ -176,8 +176,8 @@ def _show(console: Console, found: Difference) -> None:
             table.add_row(f"[bold]{escape(one.key)}[/bold]", one.name, f"{one.elements:,}", share, f"{one.max_abs:.4g}")
         console.print(table)
     if len(moved) > MAX_ROWS:
-        console.print(f"[dim]and {len(moved) - MAX_ROWS:,} more arrays that differ[/dim]")
+        say_marked(console, f"[dim]and {count(len(moved) - MAX_ROWS, 'more array')}, not shown[/dim]")
     same = len(found.arrays) - len(moved)
     if same:
         verb = "is" if same == 1 else "are"
-        console.print(f"[dim]{count(same, 'array')} {verb} the same, bit for bit[/dim]")
+        say_marked(console, f"[dim]{count(same, 'array')} {verb} the same, bit for bit[/dim]")

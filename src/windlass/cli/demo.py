@@ -119,10 +119,10 @@ def _train(asked: Demo, console: Console, epochs: list[report.Epoch]) -> None:
             _train_alone(plan, board)
         return
     is_sequential = isinstance(asked.consistency, Sequential)
-    if is_first and not console.is_terminal:
-        say(console, f"{COMPILING.capitalize()}: half a minute or so.")
-    if is_first and console.is_terminal:
-        os.environ[SILENCE] = "1"  # the bars say it
+    if is_first:
+        os.environ[SILENCE] = "1"  # it is said here, or by the bars
+        if not console.is_terminal:
+            say(console, f"{COMPILING.capitalize()}: half a minute or so.")
     with console.status(starting(asked, is_first_use=is_first)):
         cluster = Cluster(
             servers=asked.servers,

@@ -27,8 +27,10 @@ def show(console: Console, cluster: dict[str, Any]) -> None:
     command = f": {escape(cluster['command'])}" if cluster["command"] else ""
     say_marked(console, f"[bold]Cluster of {who}[/bold]{command}")
     if cluster["generation"]:
-        console.print(f"generation {cluster['generation']}{_missing(cluster)}")
-        console.print(_nodes(cluster), *_departed(cluster), "", sep="\n")
+        say_marked(console, f"generation {cluster['generation']}{_missing(cluster)}")
+        console.print(_nodes(cluster))
+        for line in (*_departed(cluster), ""):
+            say_marked(console, line)
         keys = {name: key for name, key in cluster["keys"].items() if not name.startswith("windlass/")}
         if keys:
             shown = dict(list(keys.items())[:MAX_KEY_ROWS])
@@ -40,11 +42,12 @@ def show(console: Console, cluster: dict[str, Any]) -> None:
                     filters = _filters(cluster, shown, "\n")
                 console.print("", filters, sep="\n")
             if len(keys) > len(shown):
-                console.print(f"[dim]and {len(keys) - len(shown):,} more keys; --json shows all[/dim]")
+                more = count(len(keys) - len(shown), "more key")
+                say_marked(console, f"[dim]and {more}; --json shows all[/dim]")
         else:
-            console.print("[dim]No keys yet.[/dim]")
+            say_marked(console, "[dim]No keys yet.[/dim]")
         for name, work in cluster.get("workloads", {}).items():
-            console.print(_work(name, work))
+            say_marked(console, _work(name, work))
     for problem in cluster["problems"]:
         say_marked(console, f"[bold red]problem:[/bold red] {escape(problem)}")
     console.print()
@@ -67,9 +70,10 @@ def _missing(cluster: dict[str, Any]) -> str:
         return ""
     here = Counter(node["role"] for node in cluster["nodes"] if node["state"] == "alive")
     counts = (
-        f"{here[kind.removesuffix('s')]} of {number} {kind} are here" for kind, number in cluster["expected"].items()
+        f"{here[kind]} of {count(number, kind)}"
+        for kind, number in ((name.removesuffix("s"), number) for name, number in cluster["expected"].items())
     )
-    return f"[yellow], not complete: {', '.join(counts)}[/yellow]"
+    return f"[yellow], not complete: {' and '.join(counts)} here[/yellow]"
 
 
 def _table(*headings: str, right: tuple[str, ...] = ()) -> Table:

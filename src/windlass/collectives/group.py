@@ -14,7 +14,7 @@ from windlass.collectives.reducing import reducer_of
 from windlass.collectives.schedule import cut
 from windlass.collectives.strategies import Machines, check_machines, check_strategy
 from windlass.collectives.tensors import Kind, buffer_kind
-from windlass.errors import ClusterError, UsageError, WindlassError
+from windlass.errors import ClusterError, UsageError, WindlassError, options_checked
 from windlass.store.reduce import BUILT_IN, Reducer
 
 _MAX_TERMS = 1024
@@ -33,6 +33,7 @@ class Group:
     at a time.
     """
 
+    @options_checked
     def __init__(self, over: Any, *, machines: Machines | None = None, timeout: float | None = None) -> None:
         """Blocks until every member is here. `machines` says which ranks share a machine, for `hierarchical`, where
         the backend does not know it or should not go by it. `timeout` is in seconds, for this and for every call."""

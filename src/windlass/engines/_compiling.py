@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 NOTICE_SECONDS = 2.0
+QUIET_SECONDS = 60.0
+"""Whoever was told is not told again for so long, of another kind of key, or by another server."""
 SILENCE = "WINDLASS_SILENT_COMPILING"
 """Set in the environment by whoever shows it already: a line of the log would fall into a progress bar."""
 
@@ -28,8 +34,8 @@ def noticed(seconds: float = NOTICE_SECONDS) -> Iterator[None]:
     if SILENCE in os.environ:
         yield
         return
-    text = "compiling kernels, once for each kind of key on a new install: this may take half a minute"
-    timer = threading.Timer(seconds, log.warning, (text,))
+    last = _last_told()
+    timer = threading.Timer(seconds, _tell, (last,))
     timer.daemon = True
 
     class Compiling(event.Listener):
@@ -46,3 +52,18 @@ def noticed(seconds: float = NOTICE_SECONDS) -> Iterator[None]:
             timer.cancel()
             if timer.ident is not None:
                 timer.join()
+
+
+def _tell(last: mmap.mmap) -> None:
+    now = time.monotonic()
+    (then,) = struct.unpack("d", last[:8])
+    if not then or now - then > QUIET_SECONDS:
+        last[:8] = struct.pack("d", now)
+        log.warning("compiling kernels, once for each kind of key on a new install: this may take half a minute")
+
+
+@cache
+def _last_told() -> mmap.mmap:
+    """When it was told last, by this process or by any that was forked from the same one: they share this memory, and
+    whoever forks them has entered `noticed` before."""
+    return mmap.mmap(-1, 8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import difflib
 import inspect
 import logging
 import os
@@ -24,7 +23,7 @@ from windlass.engines._sharing import SharedEngine
 from windlass.engines.config import OWN_LEDGER, NodeConfig, Options, from_environment, open_store
 from windlass.engines.processes import ProcessEngine, check_replicas, check_transport
 from windlass.engines.threads import ThreadEngine
-from windlass.errors import LostRange, UsageError
+from windlass.errors import LostRange, UsageError, options_checked, unknown_options
 from windlass.server.state import ServerState
 from windlass.trace.collector import check_path
 from windlass.types import Consistency, Node, Role, Sequential, check_consistency
@@ -173,6 +172,7 @@ class Cluster:
         self._engine.remove_server(name)
         self.num_servers -= 1
 
+    @options_checked
     def share(self, namespace: str, *, workers: int = 1) -> Cluster:
         """Another job on this cluster's servers: a cluster of its own workers, ranks and keys, under this name. Close
         it before this one; its keys stay until they are deleted."""
@@ -214,6 +214,7 @@ class Cluster:
         return f"<Cluster {who} | {state}>"
 
 
+@options_checked
 def connect(
     *, manager: str | None = None, token: str | None = None, rank: int | None = None, namespace: str | None = None
 ) -> Store:
@@ -288,9 +289,7 @@ def _options(consistency: Consistency | None, options: dict[str, Any]) -> Option
     unknown = sorted(set(options) - set(Options.__struct_fields__))
     if unknown:
         known = sorted({*inspect.signature(Cluster).parameters, *Options.__struct_fields__, *SavePlan.OPTIONS} - _INNER)
-        near = [f"did you mean {found[0]}? " for one in unknown if (found := difflib.get_close_matches(one, known, 1))]
-        given, hint = ", ".join(unknown), "".join(near)
-        raise UsageError(f"Cluster() got unknown options {given}; {hint}known: {', '.join(known)}")
+        raise unknown_options("Cluster", unknown, known)
     if consistency is not None:
         check_consistency(consistency)
     options["trace"] = check_path(options.get("trace"))

@@ -14,7 +14,7 @@ from windlass._transport.inprocess import Network
 from windlass._transport.loop import Loop
 from windlass._wire.messages import Join
 from windlass.engines._compiling import noticed
-from windlass.errors import UsageError
+from windlass.errors import unknown_options
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
@@ -34,10 +34,9 @@ class Store(Assigns):
     """The embedded store: `wl.Store()`. One worker, one server, this process."""
 
     def __init__(self, *, consistency: Consistency | None = None, **options: Any) -> None:
-        unknown = sorted(set(options) - set(StoreOptions.__dataclass_fields__))
-        if unknown:
-            known = ", ".join(StoreOptions.__dataclass_fields__)
-            raise UsageError(f"Store() got unknown options {', '.join(unknown)}; known: {known}")
+        known = list(StoreOptions.__dataclass_fields__)
+        if unknown := [name for name in options if name not in known]:
+            raise unknown_options("Store", unknown, known)
         chosen = StoreOptions(consistency=Sequential() if consistency is None else consistency, **options)
         self._collector = Collector(chosen.trace) if chosen.trace else None
         records = [self._record(name, who) for name, who in (("server-0", SERVER), ("worker-0", WORKER))]

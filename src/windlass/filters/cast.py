@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from windlass.errors import options_checked
 from windlass.filters.filter import Filter, Lossy, as_float32, require
 from windlass.filters.parcel import Form, Parcel
 from windlass.types import Array
@@ -14,6 +15,7 @@ from windlass.types import Array
 INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 
+@options_checked
 @dataclass(frozen=True)
 class Cast(Lossy):
     """Sends numbers as "float16" or "bfloat16", rounded to the nearest. Beyond the largest of them it sends that, and

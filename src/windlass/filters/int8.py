@@ -7,13 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from windlass.errors import PeerError
+from windlass.errors import PeerError, options_checked
 from windlass.filters.filter import Filter, Lossy, as_float32, require
 from windlass.filters.parcel import Form, Parcel
 
 MAX_BLOCK = 1 << 20
 
 
+@options_checked
 @dataclass(frozen=True)
 class Int8(Lossy):
     """Sends each number as a multiple, from -127 to 127, of its block's scale, which is the largest magnitude in the

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from windlass.errors import UsageError
+from windlass.errors import UsageError, options_checked
 from windlass.filters.filter import is_number, require
 from windlass.filters.parcel import Parcel, Target
 from windlass.filters.selector import Selector
@@ -23,6 +23,7 @@ ALWAYS_SEND = -1.0
 """The slack of a coordinate whose weight is not 0, or not known."""
 
 
+@options_checked
 @dataclass(frozen=True)
 class KKT(Selector):
     """Sends nothing for a row whose weights are 0 and whose gradients are all within the server's threshold, times

@@ -7,13 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from windlass.errors import PeerError
+from windlass.errors import PeerError, options_checked
 from windlass.filters.filter import Lossy, as_float32, require
 from windlass.filters.parcel import Form, Parcel
 
 MAX_BLOCK = 1 << 20
 
 
+@options_checked
 @dataclass(frozen=True)
 class OneBit(Lossy):
     """Sends the sign of each number, and for each block the mean magnitude, which the server gives to all of them. What

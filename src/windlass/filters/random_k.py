@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from windlass.errors import options_checked
 from windlass.filters.filter import is_number, require
 from windlass.filters.selector import Drawn, fraction_of
 from windlass.types import Array
 
 
+@options_checked
 @dataclass(frozen=True)
 class RandomK(Drawn):
     """Sends `fraction` of the rows: they are cut into so many stretches, as equal as can be, and of each one row is

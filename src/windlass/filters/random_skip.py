@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from windlass.errors import options_checked
 from windlass.filters.filter import is_number, require
 from windlass.filters.selector import Drawn
 from windlass.types import Array
 
 
+@options_checked
 @dataclass(frozen=True)
 class RandomSkip(Drawn):
     """Leaves each row out with probability `p`, by lot; what is left out is added to the next push. With

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from windlass.errors import options_checked
 from windlass.filters.filter import is_number, require
 from windlass.filters.parcel import Parcel
 from windlass.filters.selector import Selector
 from windlass.types import Array
 
 
+@options_checked
 @dataclass(frozen=True)
 class SmallGradient(Selector):
     """Sends what has a magnitude of at least `eps`; the rest is added to the next push. Of a table it sends the rows

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from windlass.errors import options_checked
 from windlass.filters.filter import as_float32, is_number, require
 from windlass.filters.parcel import Parcel
 from windlass.filters.selector import Selector, fraction_of
@@ -14,6 +15,7 @@ from windlass.types import Array
 BUCKET_BITS = 19
 
 
+@options_checked
 @dataclass(frozen=True)
 class TopK(Selector):
     """Sends the `fraction` of the rows that is largest, by magnitude or, in a table, by length; the rest is added to

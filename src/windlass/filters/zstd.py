@@ -8,13 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from windlass.errors import PeerError
+from windlass.errors import PeerError, options_checked
 from windlass.filters import packing
 from windlass.filters.filter import Filter, require
 from windlass.filters.parcel import Form, Parcel
 from windlass.types import Array
 
 
+@options_checked
 @dataclass(frozen=True)
 class Zstd(Filter):
     """Compresses everything, losing nothing. It pays after filters that leave many equal bytes (Int8, Cast), and on

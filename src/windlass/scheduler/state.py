@@ -299,5 +299,5 @@ def _problem(workload: m.Workload) -> str:
 
 
 def _words(workload: m.Workload) -> str:
-    together = f", {workload.step_batches} batches a step" if workload.step_batches else ""
-    return f"{workload.size} samples in batches of {workload.batch_size}, {workload.epochs} epochs{together}"
+    together = f", batches a step: {workload.step_batches}" if workload.step_batches else ""
+    return f"{workload.size} samples in batches of {workload.batch_size}, epochs: {workload.epochs}{together}"

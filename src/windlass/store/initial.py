@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from windlass.errors import UsageError
+from windlass.errors import UsageError, options_checked
 from windlass.store import naming
 from windlass.store.updater import is_number
 from windlass.types import Array, Rule
@@ -50,6 +50,7 @@ class Initial:
         return found
 
 
+@options_checked
 @dataclass(frozen=True)
 class Constant(Initial):
     """Every element starts as this number; 0 is what tables do that are told nothing."""
@@ -82,6 +83,7 @@ class Random(Initial):
         return replace(self, seed=int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little"))
 
 
+@options_checked
 @dataclass(frozen=True)
 class Normal(Random):
     """Normally distributed, with this standard deviation around this mean."""
@@ -100,6 +102,7 @@ class Normal(Random):
         return self.mean, self.std
 
 
+@options_checked
 @dataclass(frozen=True)
 class Uniform(Random):
     """Evenly distributed between two numbers."""

@@ -9,12 +9,13 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from windlass.errors import UsageError
+from windlass.errors import UsageError, options_checked
 from windlass.store.reduce import Reducer
 from windlass.store.updater import Fused, is_number, require, require_finite
 from windlass.types import Array
 
 
+@options_checked
 @dataclass(frozen=True)
 class SGD(Fused):
     """Stochastic gradient descent, as torch.optim.SGD. Momentum costs one state array; without it there is none."""
@@ -57,6 +58,7 @@ class SGD(Fused):
         return self.lr, self.weight_decay, self.momentum, intake, float(self.nesterov)
 
 
+@options_checked
 @dataclass(frozen=True)
 class Adam(Fused):
     """Adam, as torch.optim.Adam: weight decay is added to the gradient."""
@@ -90,6 +92,7 @@ class Adam(Fused):
         return rate, decay, keep, b1, 1 - b1, b2, 1 - b2, math.sqrt(1 - b2**step), self.eps
 
 
+@options_checked
 @dataclass(frozen=True)
 class AdamW(Adam):
     """AdamW, as torch.optim.AdamW: weight decay shrinks the value itself, apart from the gradient."""
@@ -100,6 +103,7 @@ class AdamW(Adam):
         return self._coefficients(step, 0.0, 1 - self.lr * self.weight_decay)
 
 
+@options_checked
 @dataclass(frozen=True)
 class Adagrad(Fused):
     """Adagrad, as torch.optim.Adagrad."""
@@ -123,6 +127,7 @@ class Adagrad(Fused):
         return self.lr / (1 + (step - 1) * self.lr_decay), self.weight_decay, self.eps
 
 
+@options_checked
 @dataclass(frozen=True)
 class RowwiseAdagrad(Adagrad):
     """Adagrad for tables with one accumulator for each row, of the mean of its gradient's squares, instead of one for
@@ -138,6 +143,7 @@ class RowwiseAdagrad(Adagrad):
         Adagrad.check(self, dtype, reducer)
 
 
+@options_checked
 @dataclass(frozen=True)
 class FTRL(Fused):
     """FTRL-proximal (McMahan et al., 2013), which drives weights to exactly 0. `lr` is the paper's alpha.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from windlass.errors import UsageError, in_words
+from windlass.errors import UsageError, in_words, options_checked
 from windlass.store import naming
 from windlass.types import Array, Rule
 
@@ -36,6 +36,7 @@ def divide(total: Any, count: Any) -> Any:
     return total / count
 
 
+@options_checked
 @dataclass(frozen=True)
 class Reducer:
     """A commutative monoid on arrays, element by element: `combine(a, b)` returns an array of their shape.

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from windlass.collectives import allreduce
 from windlass.collectives.strategies import check_strategy
-from windlass.errors import UsageError
+from windlass.errors import UsageError, options_checked
 from windlass.torch import devices as on
 
 # The model is the first replica. Each other device has a replica of it, a copy that shares the parameters and has
@@ -42,6 +42,7 @@ class DataParallel(nn.Module):
     when all replicas are on one device.
     """
 
+    @options_checked
     def __init__(self, model: nn.Module, devices: Sequence[on.Device], strategy: str = "auto") -> None:
         super().__init__()
         self.devices = on.resolve(devices)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from windlass.errors import UsageError
+from windlass.errors import UsageError, options_checked
 from windlass.torch.expanding import expand
 from windlass.torch.lookups import Lookup, TableRows, look_up
 from windlass.torch.row_gradients import RowGradients
@@ -35,6 +35,7 @@ class Remote(nn.Module):
             raise cls._no_table(*given)
         return super().__new__(cls)
 
+    @options_checked
     def __init__(
         self,
         table: Table,
@@ -112,6 +113,7 @@ class Embedding(Remote):
     its id is in the input.
     """
 
+    @options_checked
     def __init__(
         self,
         table: Table,
@@ -145,6 +147,7 @@ class EmbeddingBag(Remote):
     mode "sum" only, may take gradients themselves. Ids that are `padding_idx` are in no bag.
     """
 
+    @options_checked
     def __init__(
         self,
         table: Table,

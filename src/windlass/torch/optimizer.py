@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from windlass.errors import UsageError
+from windlass.errors import UsageError, options_checked
 from windlass.filters import Filter, filter_rules
 from windlass.store.updater import is_number
 from windlass.torch.averaging import Averaging
@@ -50,6 +50,7 @@ class Optimizer(torch.optim.Optimizer):
     Raises UsageError, naming worker and parameter, where the workers differ. Not thread-safe.
     """
 
+    @options_checked
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,

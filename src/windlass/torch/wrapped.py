@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from windlass.errors import UsageError
+from windlass.errors import UsageError, options_checked
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
 from windlass.torch.buckets import BUCKET_BYTES
@@ -19,6 +19,7 @@ from windlass.types import Sequential
 from windlass.worker.store import Store
 
 
+@options_checked
 def wrap(
     model: nn.Module,
     store: Store | None = None,

@@ -94,8 +94,9 @@ def check_ahead(spec: KeySpec, ahead: object) -> None:
         raise UsageError(f"ahead expects a whole number of pushes, got {ahead!r:.60}")
     allowed = spec.consistency.delay if isinstance(spec.consistency, Bounded) else 0
     if ahead > allowed and not isinstance(spec.consistency, Eventual):
+        missed = "1 push ahead misses it" if ahead == 1 else f"{ahead} pushes ahead misses them"
         raise UsageError(
-            f"'{spec.name}' is {spec.consistency}, and what is read {ahead} pushes ahead misses them: declare it with "
+            f"'{spec.name}' is {spec.consistency}, and what is read {missed}: declare it with "
             f"consistency=wl.Bounded({ahead}) or more"
         )
 
@@ -123,7 +124,7 @@ def outs_of(out: Any, names: list[str]) -> list[Any]:
     if out is None:
         return [None] * len(names)
     if len(out) != len(names):
-        raise UsageError(f"pull of {len(names)} keys: out expected {len(names)} arrays, got {len(out)}")
+        raise UsageError(f"pull of several keys: out expected an array for each, {len(names)}, got {len(out)}")
     return list(out)
 
 

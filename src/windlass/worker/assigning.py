@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from windlass._wire import messages as m
-from windlass.errors import UsageError
+from windlass.errors import UsageError, options_checked
 from windlass.types import Block
 from windlass.worker.arguments import no_ids, no_range
 from windlass.worker.entry import Entry
@@ -21,6 +21,7 @@ from windlass.worker.store import Store
 class Assigns(Store):
     """A store that can write between two rounds."""
 
+    @options_checked
     def assign(self, key: str, value: Any, *, ids: Any = None, range: tuple[int, int] | None = None) -> None:
         """Set a value between two rounds, the same two on every server; optimizer state stays. Blocks until done. Safe
         to repeat: a ClusterError, where a server is lost in the middle of it, asks for that.

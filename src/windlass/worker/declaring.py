@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from windlass._wire import messages as m
-from windlass.errors import UsageError
+from windlass.errors import UsageError, options_checked
 from windlass.filters import Filter, filter_rules
 from windlass.filters.rules import chain_of
 from windlass.store.reduce import Reducer, reducer_rule, resolve_reducer
@@ -47,6 +47,7 @@ class Declaring:
     def is_driver(self) -> bool:
         return self._client.state.role is Role.DRIVER
 
+    @options_checked
     def create(
         self,
         key: str,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from windlass._wire import messages as m
-from windlass.errors import ClusterError, LostRange, UsageError
+from windlass.errors import ClusterError, LostRange, UsageError, options_checked
 from windlass.trace.recorder import NOTHING, Tracing, check_category
 from windlass.types import MANAGER, RESERVED, Block, Role, Sequential
 from windlass.worker import checkpoint
@@ -218,6 +218,7 @@ class Store(Making):
 
     # --- leased work ------------------------------------------------------------------------------------------------
 
+    @options_checked
     def batches(
         self,
         dataset_size: int,
@@ -404,6 +405,7 @@ class Store(Making):
         detail: dict[str, Any] = answer.detail
         return detail
 
+    @options_checked
     def save(self, path: str | PathLike[str], *, name: str | None = None, keep: int | None = None) -> str:
         """Write every key, with its optimizer state, as a new checkpoint in the directory `path`; gives its path. One
         worker calls it, or the driver; the others go on pushing.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from windlass._wire import messages as m
-from windlass.errors import UsageError
+from windlass.errors import UsageError, options_checked
 from windlass.filters import Filter, filter_rules
 from windlass.filters.rules import chain_of
 from windlass.store.initial import Initial, initial_rule
@@ -103,6 +103,7 @@ class Table:
 class Tables(Declaring):
     """The part of a store that knows tables."""
 
+    @options_checked
     def create_table(
         self,
         key: str,
