@@ -31,6 +31,19 @@ def test_jax_arrays_cannot_be_out():
         store.pull("w", out=jnp.zeros(3))
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_the_buffer_of_a_key_of_jax_arrays_is_numpys_and_can_be_filled(dtype):
+    store = wl.Store()
+    store.create("w", jnp.zeros((3, 4), dtype), update="add")
+    for value in (1, 2, 3):
+        buffer = store.buffer("w")
+        buffer[:] = value
+        got = store.pushpull("w", buffer)
+    assert (buffer.dtype, buffer.shape) == (np.dtype(dtype), (3, 4))
+    assert type(got) is type(jnp.zeros(1))
+    assert bool((got == 6).all())
+
+
 def test_numpy_has_bfloat16_through_ml_dtypes():
     store = wl.Store()
     store.create("w", np.zeros(5, ml_dtypes.bfloat16))

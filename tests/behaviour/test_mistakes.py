@@ -71,9 +71,15 @@ def complaints(cluster, key, *calls):
         (lambda s, k: s.create("x", torch.zeros(1).expand(2**38)), "is 1,024.0 GiB, and this machine has"),
         (lambda s, k: s.push(k, np.broadcast_to(np.float32(0), 2**38)), "is 1,024.0 GiB, and this machine has"),
         (lambda s, k: s.create(k + "y", np.zeros(3, "complex64")), "expected a dtype among .*, got complex64"),
-        (lambda s, k: s.create(k + "z", np.zeros(3, np.int32), update=wl.SGD(lr=1)), "int32"),
-        (lambda s, k: s.create(k + "r", VALUE, reduce="median"), "median"),
-        (lambda s, k: s.create(k + "r", VALUE, reduce="no.such.module:thing"), "no.such.module"),
+        (
+            lambda s, k: s.create(k + "z", np.zeros(3, np.int32), update=wl.SGD(lr=1)),
+            "'KEYz': update=SGD needs a floating-point key, got int32",
+        ),
+        (lambda s, k: s.create(k + "b", np.zeros(3, bool)), "'KEYb': reduce='sum' of bool values does not fit a bool"),
+        (lambda s, k: s.create(k + "r", VALUE, reduce="median"), "'KEYr': expected reduce= one of .*, got 'median'"),
+        (lambda s, k: s.create(k + "r", VALUE, reduce="no.such.module:thing"), "'KEYr': .*no.such.module"),
+        (lambda s, k: s.create(k + "r", VALUE, update=7), "'KEYr': update= expects .*, got int 7"),
+        (lambda s, k: s.create(k + "r", VALUE, filters=["x"]), "'KEYr': expected filters= any of .*, got 'x'"),
         (lambda s, k: s.create(k + "t", torch.zeros(3, 3).to_sparse()), "expected a dense tensor"),
         (lambda s, k: s.push({k: VALUE}, VALUE), "one mapping"),
         (lambda s, k: s.pull(k, view=True, out=VALUE), "exclude each other"),
@@ -81,7 +87,7 @@ def complaints(cluster, key, *calls):
         (lambda s, k: s.save("/no/such/folder/file"), "no such directory as '/no/such/folder'"),
         (
             lambda s, k: s.create(k + "c", VALUE, update="add", consistency="eventual"),
-            "expects wl.Sequential.*'eventual'",
+            "'KEYc': consistency expects wl.Sequential.*'eventual'",
         ),
         (lambda s, k: s.create(k + "c", VALUE, update="add", consistency=wl.Eventual), "expects wl.Sequential"),
         (lambda s, k: s.pull(k, after=[3]), "after expects tasks, got int"),
@@ -382,3 +388,20 @@ def test_a_call_that_is_refused_for_one_key_keeps_no_memory_for_the_others(verb)
         ((texts, kept, value, row),) = cluster.run(work)
     assert texts == {"push('b'): expected shape (8,), got (9,)"}
     assert (kept, value, row) == (0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.zeros(9, np.float32), r"assign\('w'\): expected shape \(8,\), got \(9,\)"),
+        (np.zeros(8), r"assign\('w'\): expected dtype float32, got float64"),
+        (np.full(8, np.nan, np.float32), r"assign\('w'\): expected finite values, got NaN or infinity \(first at 0\)"),
+        (None, r"assign\('w'\): expected a value, got None$"),
+    ],
+)
+def test_a_value_that_cannot_be_assigned_is_told_as_such_and_the_old_one_stays(value, text):
+    with wl.Store(check_finite=True) as store:
+        store.create("w", np.ones(8, np.float32))
+        with pytest.raises(wl.UsageError, match=text):
+            store.assign("w", value)
+        assert (store.pull("w") == 1).all()

@@ -60,7 +60,7 @@ IDS = np.array([1, 2])
             r"'KEY' is declared already, as a table of dim 3, and now as a dense key of shape \(3,\); delete",
         ),
         (lambda s, k: s.create_table("dense", dim=3), "'dense' is declared already"),
-        (lambda s, k: s.create_table(k + "x", dim=0), "dim must be a whole number from 1"),
+        (lambda s, k: s.create_table(k + "x", dim=0), "'KEYx': dim must be a whole number from 1"),
         (lambda s, k: s.create_table(k + "x", dim=3, dtype="int32"), "int32"),
         (lambda s, k: s.create_table(k + "x", dim=3, dtype="float64"), "float64"),
         (lambda s, k: s.create_table(k + "x", dim=3, init="normal"), r"init= expects a number, wl\.Constant"),

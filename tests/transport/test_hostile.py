@@ -61,6 +61,21 @@ def test_a_wrong_token_is_reported_to_the_dialler_and_logged_by_the_acceptor(
         assert "node 2, did not prove the cluster token; check WINDLASS_TOKEN" in caplog.text
 
 
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS.keys())
+@pytest.mark.parametrize("said", [b"", b"WLHS"])
+def test_a_caller_that_goes_away_by_itself_is_no_warning(
+    form: str, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So goes a node that is killed as it dials."""
+    one = node(1, form)
+    with one.hub, caplog.at_level("INFO", logger="windlass"):
+        with connect(one) as stranger:
+            stranger.send(said)
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # over TCP it is a reset
+        expect_soon([one], lambda: "was turned away" in caplog.text)
+    assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
 def test_a_node_that_is_not_the_one_dialled_says_so() -> None:
     one, two = node(1, "unix"), node(2)
     with one.hub, two.hub:

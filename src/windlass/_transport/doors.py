@@ -239,9 +239,10 @@ class Doors:
         except PeerError as error:
             self._failed(link, str(error))
         except EOFError:
-            self._failed(link, link.write_error or "it closed the connection before the cluster token was proved")
+            reason = link.write_error or "it closed the connection before the cluster token was proved"
+            self._failed(link, reason, is_harmless=True)
         except OSError as error:
-            self._failed(link, error.strerror or str(error))
+            self._failed(link, error.strerror or str(error), is_harmless=True)
         else:
             if link.outbox:
                 self._hub.write(link)
@@ -264,13 +265,13 @@ class Doors:
         self._last_link[link.peer] = link.pedigree.link
         self._hub.opened(link)
 
-    def _failed(self, link: Link, reason: str, *, is_duplicate: bool = False, is_slow: bool = False) -> None:
+    def _failed(self, link: Link, reason: str, *, is_duplicate: bool = False, is_harmless: bool = False) -> None:
         self._hub.forget(link)
         if not link.is_dialled:
             del self._unproven[link]
             self._listeners.resume()
             text = f"a caller at {link.where} was turned away: {reason}"
-            if is_slow:  # a node that computes and does not look at its links comes back when it does
+            if is_harmless:  # a node that computes comes back when it looks at its links; one that was killed does not
                 _log.info(text)
             else:
                 self._warn(text)
@@ -293,7 +294,7 @@ class Doors:
             if link.deadline > now:
                 break
             reason = f"it did not prove the cluster token within {self._options.prove_seconds:g} s"
-            self._failed(link, reason, is_slow=True)
+            self._failed(link, reason, is_harmless=True)
         if self._listeners.resume_at is not None and self._listeners.resume_at <= now:
             self._listeners.resume()
 

@@ -469,7 +469,8 @@ class ServerState(Chained):
             try:
                 self.keys[place.key] = self._hold(place)
             except UsageError as error:
-                return [Send(MANAGER, m.Placed(key=place.key, error=str(error)))]
+                text = f"'{place.spec.name}': {error}"
+                return [Send(MANAGER, m.Placed(key=place.key, error=text))]
             except (Exception, SystemExit) as error:  # a user's updater could not even be made, or memory is short
                 text = f"'{place.spec.name}' cannot be held: {in_words(error)}"
                 return [Log("error", text), Send(MANAGER, m.Placed(key=place.key, error=text))]

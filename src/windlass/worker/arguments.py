@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -128,10 +129,20 @@ def outs_of(out: Any, names: list[str]) -> list[Any]:
     return list(out)
 
 
+@contextmanager
+def declaring(key: str) -> Iterator[None]:
+    """What is wrong with a reducer, an updater or a filter is told with the key that it was meant for."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"'{key}': {error}") from error
+
+
 def check_declaration(key: str, update: object, policy: Consistency, deterministic: bool) -> None:
     if not isinstance(key, str) or not 0 < _num_bytes(key) <= MAX_NAME_BYTES:
         raise UsageError(f"a key is a string of 1 to {MAX_NAME_BYTES} bytes, got {key!r:.60}")
-    check_consistency(policy)
+    with declaring(key):
+        check_consistency(policy)
     if isinstance(policy, Sequential):
         return
     if deterministic:

@@ -27,6 +27,11 @@ class Like(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def fillable(self) -> Like:
+        """The nearest kind whose arrays can be written to."""
+        return msgspec.structs.replace(self, kind="numpy") if self.kind == "jax" else self
+
 
 MACHINE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

@@ -53,7 +53,7 @@ class Assigns(Store):
 
     def _write(self, entry: Entry, value: Any, range: tuple[int, int] | None, number: int) -> None:
         lo, hi = check_range(entry.key, range)
-        flat = self._checked(entry, value, lo, hi, is_range=range is not None)
+        flat = self._checked(entry, value, lo, hi, is_range=range is not None, verb="assign")
         what = f"assign('{entry.key.spec.name}')"
         for shard in entry.key.whole:
             self._give(entry, shard, flat, lo, partial(m.Write, write=number), what)

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
@@ -38,6 +38,8 @@ IDLE_SECONDS = 0.25
 
 EXPLAIN_SECONDS = 0.5
 """How long to ask the servers for the reason before a wait that is over says what it knows."""
+
+SILENT = "which does not answer"
 
 MAKING_SECONDS = 60.0
 """For so long a wait gives no warning while servers make room for keys: on a new install that means to compile, and a
@@ -255,26 +257,34 @@ class Client:
         op = next((op for op in self.state.ops.values() if op.owner is task), None)
         if op is None:
             if isinstance(task, Answer):
-                return f"no answer from {task.whom(self.state)}"
+                asked = task.of_key()
+                said = self._inspect(*asked) if asked is not None else {}
+                told = "".join(f", which says: {why}" for why in said.values() if why != SILENT)
+                return f"no answer from {task.whom(self.state)}{in_words(told)}"
             return "it waits for tasks that come before it"
-        said: dict[str, str] = {}
-        for peer in op.waits_for_servers():
-            name = self.state.name(peer)
-            said[name] = "which does not answer"
-
-            def hear(answer: Any, data: tuple[Bytes, ...], error: WindlassError | None, name: str = name) -> None:
-                said[name] = str(answer.detail if answer is not None else error)
-
-            ask = Request(peer, lambda n, key=op.key.id: m.Inspect(request=n, key=key), hear)  # type: ignore[misc]
-            self._perform(self.state.handle(Submit(ask), time.monotonic()))
-        until = time.monotonic() + EXPLAIN_SECONDS
-        while "which does not answer" in said.values() and time.monotonic() < until:
-            self._step(0.05)
+        said = self._inspect(op.key, op.waits_for_servers())
         verb = "push" if op.pull is None else "pull"
         told = "; ".join(f"{name}: {why}" for name, why in sorted(said.items()))
         key = f"'{op.key.spec.name}'"
         what = f"{verb} {op.clock} of {key}" if in_words(key) == key else "it"
         return f"{what} waits for {in_words(told)}"
+
+    def _inspect(self, key: KeyInfo, peers: Iterable[Incarnation]) -> dict[str, str]:
+        """What each of these servers says about our waits on a key, by its name."""
+        said: dict[str, str] = {}
+        for peer in peers:
+            name = self.state.name(peer)
+            said[name] = SILENT
+
+            def hear(answer: Any, data: tuple[Bytes, ...], error: WindlassError | None, name: str = name) -> None:
+                said[name] = str(answer.detail if answer is not None else error)
+
+            ask = Request(peer, lambda n, key=key.id: m.Inspect(request=n, key=key), hear)  # type: ignore[misc]
+            self._perform(self.state.handle(Submit(ask), time.monotonic()))
+        until = time.monotonic() + EXPLAIN_SECONDS
+        while SILENT in said.values() and time.monotonic() < until:
+            self._step(0.05)
+        return said
 
     # --- doing ------------------------------------------------------------------------------------------------------
 
@@ -497,6 +507,14 @@ class Answer:
     def whom(self, state: WorkerState) -> str:
         head = self._to[0].head(self._to[1]) if isinstance(self._to, tuple) else self._to
         return state.name(head) if head is not None else "anyone: the shard is lost"
+
+    def of_key(self) -> tuple[KeyInfo, tuple[Incarnation, ...]] | None:
+        """The key that was asked about and the server that was asked; None if it was about no key."""
+        if not isinstance(self._to, tuple):
+            return None
+        key, shard = self._to
+        head = key.head(shard)
+        return key, () if head is None else (head,)
 
     def finish(self, message: Any, data: tuple[Bytes, ...], error: WindlassError | None) -> None:
         self.message, self.error = message, error

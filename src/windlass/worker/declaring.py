@@ -14,7 +14,7 @@ from windlass.filters.rules import chain_of
 from windlass.store.reduce import Reducer, reducer_rule, resolve_reducer
 from windlass.store.update import Updater, updater_rule
 from windlass.types import MANAGER, RESERVED, Array, Consistency, Generation, KeyId, KeySpec, Role, fitting_chunk_bytes
-from windlass.worker.arguments import check_declaration
+from windlass.worker.arguments import check_declaration, declaring
 from windlass.worker.arrays import check_size, look
 from windlass.worker.client import Client
 from windlass.worker.entry import Entry
@@ -90,17 +90,20 @@ class Declaring:
         check_size(like, f"create('{key}')")
         policy = consistency or self.options.consistency
         check_declaration(key, update, policy, self.options.deterministic)
+        with declaring(key):
+            reduce_by, update_by = reducer_rule(reduce, self._local), updater_rule(update, self._local)
+            go_through = filter_rules(filters, self._local)
         spec = KeySpec(
             name=key,
             shape=like.shape,
             dtype=like.dtype,
-            reduce=reducer_rule(reduce, self._local),
-            update=updater_rule(update, self._local),
+            reduce=reduce_by,
+            update=update_by,
             consistency=policy,
             chunk_bytes=chunk_bytes or self.options.chunk_bytes or fitting_chunk_bytes(flat.nbytes),
             priority=priority,
             namespace=self.namespace,
-            filters=filter_rules(filters, self._local),
+            filters=go_through,
         )
         chain_of(spec, self._local or {})  # raises for what does not fit
         self._declare(spec, f"create('{key}')", like.kind, flat, gives)

@@ -163,21 +163,23 @@ class Making(Tables):
             op.digests, op.known = entry.key.filtering.name_ids(way, pieces)
         return op, landing
 
-    def _checked(self, entry: Entry, value: Any, lo: int, hi: int, *, is_range: bool) -> Array:
+    def _checked(
+        self, entry: Entry, value: Any, lo: int, hi: int, *, is_range: bool, verb: str = "push"
+    ) -> Array:
         spec = entry.key.spec
+        what = f"{verb}('{spec.name}')"
         if value is None:
-            raise UsageError(f"push('{spec.name}'): expected a value, got None; has backward() run?")
-        like, flat = look(value, f"push('{spec.name}')")
+            hint = "; has backward() run?" if verb == "push" else ""
+            raise UsageError(f"{what}: expected a value, got None{hint}")
+        like, flat = look(value, what)
         expected = (hi - lo,) if is_range else spec.shape
         if like.shape != expected and not (is_range and flat.size == hi - lo):
-            raise UsageError(f"push('{spec.name}'): expected shape {expected}, got {like.shape}")
+            raise UsageError(f"{what}: expected shape {expected}, got {like.shape}")
         if like.dtype != spec.dtype and not (
             like.kind == "numpy" and spec.dtype == "bfloat16" and like.dtype == "uint16"
         ):
-            raise UsageError(f"push('{spec.name}'): expected dtype {spec.dtype}, got {like.dtype}")
+            raise UsageError(f"{what}: expected dtype {spec.dtype}, got {like.dtype}")
         where = find_not_finite(flat, spec.dtype) if self.options.check_finite else None
         if where is not None:
-            raise UsageError(
-                f"push('{spec.name}'): expected finite values, got NaN or infinity (first at {lo + where})"
-            )
+            raise UsageError(f"{what}: expected finite values, got NaN or infinity (first at {lo + where})")
         return flat

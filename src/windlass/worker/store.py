@@ -267,11 +267,12 @@ class Store(Making):
 
     def buffer(self, key: str) -> Any:
         """An array of the key's shape in memory shared with the servers: what is pushed from it is not copied. After
-        `push` it is the store's until the task is done; calls give two arrays by turns."""
+        `push` it is the store's until the task is done; calls give two arrays by turns. Of a key of jax arrays, which
+        cannot be filled, it is numpy's."""
         entry = self._entry(key)
         if isinstance(entry, TableEntry):
             raise UsageError(f"'{key}' is a table: only dense keys have buffers")
-        return wrap(entry.buffer(), entry.like)
+        return wrap(entry.buffer(), entry.like.fillable)
 
     def wait(self, *tasks: Task, timeout: float | None = None) -> None:
         """Wait for all of these; raises the first one's error."""

@@ -17,7 +17,7 @@ from windlass.store.reduce import Reducer, reducer_rule
 from windlass.store.table_options import table_options
 from windlass.store.update import Updater, updater_rule
 from windlass.types import RESERVED, STORAGE, Array, Block, Consistency, KeySpec, TableSpec, fitting_chunk_bytes
-from windlass.worker.arguments import check_declaration, is_id
+from windlass.worker.arguments import check_declaration, declaring, is_id
 from windlass.worker.declaring import Declaring
 from windlass.worker.ops import Op, deleted
 from windlass.worker.rows import TableEntry
@@ -138,9 +138,12 @@ class Tables(Declaring):
         check_declaration(key, update, policy, self.options.deterministic)
         if type(slots) is not int or not 1 <= slots <= MAX_TABLE_SLOTS:
             raise UsageError(f"'{key}': slots expects a whole number from 1 to {MAX_TABLE_SLOTS}, got {slots!r:.40}")
+        with declaring(key):
+            reduce_by, update_by = reducer_rule(reduce, self._local), updater_rule(update, self._local)
+            start_as, go_through = initial_rule(init), filter_rules(filters, self._local)
         table = TableSpec(
             dim=dim,
-            init=initial_rule(init),
+            init=start_as,
             slots=slots,
             admit_after=admit_after,
             max_rows=max_rows,
@@ -152,17 +155,18 @@ class Tables(Declaring):
             name=key,
             shape=(0, dim),
             dtype=str(dtype).removeprefix("torch."),
-            reduce=reducer_rule(reduce, self._local),
-            update=updater_rule(update, self._local),
+            reduce=reduce_by,
+            update=update_by,
             consistency=policy,
             chunk_bytes=self.options.chunk_bytes or fitting_chunk_bytes(0),
             priority=priority,
             namespace=self.namespace,
             table=table,
-            filters=filter_rules(filters, self._local),
+            filters=go_through,
         )
         chain_of(spec, self._local or {})  # raises for what does not fit
-        table_options(spec, table)  # raises for what no table can be
+        with declaring(key):
+            table_options(spec, table)  # raises for what no table can be
         self._declare(spec, f"create_table('{key}')", "numpy", None)
         return self.table(key)
 
