@@ -14,7 +14,7 @@ $(VENV)/.base: pyproject.toml
 # pip would compile what it installs on one core, and the tests of every package, too.
 $(VENV)/.ready: $(VENV)/.base
 	@echo "Setting up $(VENV) for development: a minute or two"
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -e '.[dev,torch]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -e '.[dev,torch,mpi]'
 	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
 	touch $@
 
@@ -23,19 +23,19 @@ $(VENV)/.demo: $(VENV)/.base
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[demo]'
 	touch $@
 
-# Debian has the whole Fashion-MNIST as a package. Where it cannot be installed the demo finds another way.
-define FASHION_MNIST
-if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -d /usr/share/datasets/fashion-mnist ]; then \
-	echo "Installing Debian's package dataset-fashion-mnist (30 MB), if it is to be had"; \
-	apt="timeout 60 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=5 -o Acquire::https::Timeout=5"; \
+# Debian's package $(1), which has the file $(2). Where it cannot be installed, what wants it finds another way.
+define DEBIAN
+if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -e $(2) ]; then \
+	echo "Installing Debian's package $(1), if it is to be had"; \
+	apt="timeout 120 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=5 -o Acquire::https::Timeout=5"; \
 	export DEBIAN_FRONTEND=noninteractive; \
-	{ $$apt install -y dataset-fashion-mnist || { $$apt update && $$apt install -y dataset-fashion-mnist; }; } \
-		</dev/null >/dev/null 2>&1 || true; \
+	{ $$apt install -y --no-install-recommends $(1) || \
+		{ $$apt update && $$apt install -y --no-install-recommends $(1); }; } </dev/null >/dev/null 2>&1 || true; \
 fi
 endef
 
 demo: $(VENV)/.demo
-	@$(FASHION_MNIST)
+	@$(call DEBIAN,dataset-fashion-mnist,/usr/share/datasets/fashion-mnist)
 	$(BIN)/windlass demo $(ARGS)
 
 # Whole files run three at a time, as tests often wait; JOBS=0 runs one after the other. Those that load torch go by
@@ -51,6 +51,7 @@ PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 unexport PYTHONDONTWRITEBYTECODE
 
 test: check
+	@$(call DEBIAN,openmpi-bin,/usr/bin/mpirun)
 	$(BIN)/python -m pytest $(ALONE)
 	$(PYTEST) $(ALONE:%=--ignore=%) $(TORCH:%=--ignore=%)
 	$(PYTEST) $(TORCH)
@@ -63,7 +64,9 @@ soak: $(VENV)/.ready
 	$(BIN)/python -m pytest -m soak --timeout 1800
 
 bench: $(VENV)/.ready
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[mpi]' -r bench/requirements.txt
+	@$(call DEBIAN,openmpi-bin,/usr/bin/mpirun)
+	@$(call DEBIAN,redis-server,/usr/bin/redis-server)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r bench/requirements.txt
 	$(BIN)/python -m bench.dense --markdown docs/benchmarks.md
 	$(BIN)/python -m bench.collectives --markdown docs/benchmarks-collectives.md
 	$(BIN)/python -m bench.training --markdown docs/benchmarks.md
