@@ -200,6 +200,23 @@ def test_a_wait_ends_at_its_deadline_and_names_whom_it_waited_for(cluster, key):
             assert f"round 1 of '{key}' waits for worker-0" in said
 
 
+def test_a_barrier_that_came_too_late_for_somebody_is_the_same_when_it_calls_again(cluster, key):
+    def work(store):
+        store.create(key, np.zeros(1, np.float32), update="add")
+        for _ in range(2):
+            if store.rank:
+                with pytest.raises(TimeoutError, match="worker-0"):
+                    store.barrier(timeout=0.2)
+            else:
+                time.sleep(0.6)
+            store.barrier(timeout=20)
+        store.push(key, np.ones(1, np.float32))
+        store.barrier(timeout=20)
+        return store.pull(key).tolist()
+
+    assert cluster.run(work) == [[float(WORKERS)]] * WORKERS
+
+
 def test_a_failed_push_that_nobody_waited_for_is_raised_by_the_next_call_or_by_the_end(cluster, key):
     def work(store, goes_on):
         store.create(f"{key}/{goes_on}", np.zeros(4, np.float32), update=Failing())

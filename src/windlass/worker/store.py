@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from windlass._wire import messages as m
-from windlass.errors import ClusterError, LostRange, UsageError, options_checked
+from windlass.errors import ClusterError, LostRange, TimeoutError, UsageError, options_checked
 from windlass.trace.recorder import NOTHING, Tracing, check_category
 from windlass.types import MANAGER, RESERVED, Block, Role, Sequential
 from windlass.worker import checkpoint
@@ -49,6 +49,7 @@ class Store(Making):
     def __init__(self, client: Client, options: StoreOptions, local: dict[str, object] | None = None) -> None:
         super().__init__(client, options, local)
         self._leased = Leased()
+        self._came: Task | None = None  # to a barrier, where not everybody has yet
         self.num_barriers = 0  # passed before the run, and of a later worker those that it has passed; -1: unknown
         self._saver = checkpoint.Saver(client)
 
@@ -286,13 +287,19 @@ class Store(Making):
 
     def barrier(self, timeout: float | None = None) -> None:
         """Return when every worker has come here: an empty round on a key of its own. Who came to a run under way goes
-        past those barriers of the run at once that the others had passed before."""
+        past those barriers of the run at once that the others had passed before. After a TimeoutError the next call
+        goes on with the same barrier."""
         if BARRIER not in self._entries:
             self._create(BARRIER, np.empty(0, np.float32), consistency=Sequential())
         if self._client.state.is_late and 0 <= self.num_barriers < self._entries[BARRIER].key.since:
             self.num_barriers += 1
             return
-        self.push(BARRIER, np.empty(0, np.float32)).wait(timeout)
+        came, self._came = self._came or self.push(BARRIER, np.empty(0, np.float32)), None
+        try:
+            came.wait(timeout)
+        except TimeoutError:
+            self._came = came
+            raise
 
     def exchange(self, mine: bytes, timeout: float | None = None) -> list[bytes]:
         """Every worker's bytes, in rank order: a round on a key of its own, for what workers must tell each other
