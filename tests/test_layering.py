@@ -32,7 +32,7 @@ ALLOWED = {
     | {"_wire", "_transport", "_ledger", "_words", "store"}
     | {"manager", "scheduler", "server", "worker", "trace", "checkpoint"},
     "chaos": LOW | {"_ledger", "_words", "engines"},
-    "torch": LOW | {"store", "collectives", "worker", "engines"},
+    "torch": LOW | {"store", "filters", "collectives", "worker", "engines"},
     "apps": LOW | {"torch", "worker", "store", "filters", "engines"},
 }
 

@@ -107,3 +107,23 @@ def test_the_driver_saves_what_a_run_has_made_and_another_cluster_loads_it(tmp_p
     with wl.Cluster(engine="threads", servers=1, workers=2, chunk_bytes=64 << 10) as cluster:
         cluster.store().load(str(tmp_path))
         assert np.array_equal(cluster.run(work, False)[1], expected)
+
+
+def test_a_load_ends_with_a_new_generation_that_everybody_is_in(tmp_path):
+    path = trained(3).save(str(tmp_path))
+
+    def work(store: wl.Store) -> tuple[int, float]:
+        if store.rank == 0:
+            store.load(path)
+        store.barrier()
+        store.create("w", np.zeros(50_000, np.float32), update=wl.Adam(lr=0.1, betas=(0.9, 0.99)))
+        value = float(store.pushpull("w", ONES)[0])
+        return store._client.state.generation.number, value
+
+    with wl.Cluster(servers=2, workers=2, replicas=1, engine="threads", chunk_bytes=64 << 10) as cluster:
+        before = cluster.store().status()["generation"]
+        (first, value), (second, same) = cluster.run(work)
+        assert (before, cluster.store().status()["generation"]) == ("1.1", "1.2")
+        assert (first, second, value) == (2, 2, same)
+        cluster.store().load(path)
+        assert cluster.store().status()["generation"] == "1.3"

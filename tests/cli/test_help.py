@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,3 +44,9 @@ def test_flags_and_arguments_show_no_type_and_options_show_their_value(path: tup
 def test_no_line_of_a_commands_words_is_broken_again(path: tuple[str, ...]) -> None:
     words = Text.from_markup(inspect.cleandoc(ALL[path].help)).plain
     assert max(map(len, words.splitlines())) <= COLUMNS - 2 * INDENT
+
+
+def test_the_package_runs_as_the_command() -> None:
+    told = subprocess.run([sys.executable, "-m", "windlass", "--version"], capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith("windlass ")

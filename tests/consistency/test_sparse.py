@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.consistency.test_interleavings import check_seeds
+from tests.consistency.test_interleavings import AIMED, aim_at_each, check_seeds
 from windlass.server.state import ServerState
-from windlass.testing.aims import AFTER, BEFORE, KINDS, NAMED
+from windlass.testing.aims import AFTER, BEFORE, KINDS, LEASED, SAVED
 from windlass.testing.explorer import explore
 from windlass.testing.limits import CALM, Limits
 from windlass.testing.seeds import Crew
@@ -60,11 +60,19 @@ def test_a_word_that_a_list_of_ids_is_missing_may_be_lost_come_twice_or_find_its
     assert {moment for kind, moment, _ in shots.aimed if kind == "NeedIds"} == {BEFORE, AFTER}
 
 
+@pytest.mark.parametrize("what", ["crash", "stop", "restart", "join"])
+def test_all_of_it_is_as_promised_whatever_happens_before_and_after_every_message_of_a_save(
+    what: str, crew: Crew
+) -> None:
+    savers_own = {"Frozen", "Dumped"}  # nobody takes the place of a saver that died
+    kinds = tuple(kind for kind in SAVED if what != "restart" or kind not in savers_own)
+    limits = replace(AIMED, tables=0.6, filters=0.8, savers=1, whats=(what,))
+    aim_at_each(crew, kinds, limits)
+
+
 def test_every_kind_of_message_of_such_runs_is_known(crew: Crew) -> None:
     shots = check_seeds(crew, range(1000, 1040), replace(SPARSE, leases=0.2))
-    others = {"Scan", "Scanned", "Freeze", "Frozen", "Dump", "Dumped", "Thaw", "Deposit", "Deposited"}
-    leased = {"Take", "Granted", "Tally", "Tallied", "Detach", "Holding"}
-    assert set(shots.flown) <= {*KINDS, *NAMED} | others | leased
+    assert set(shots.flown) <= {*KINDS, *SAVED, *LEASED}
 
 
 @pytest.mark.parametrize("name", SPARSE_MUTANTS)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
+import numpy as np
 import pytest
 
 import windlass as wl
@@ -87,3 +91,24 @@ def test_nobody_waits_for_a_beat_when_chains_change() -> None:
     assert report.verdict.ok, report.verdict.reason
     assert (report.num_during("add"), report.num_during("remove")) == (3, 3)
     assert report.longest_seconds < lease_seconds / 8 / 2
+
+
+def test_status_tells_that_an_update_replicates_the_aggregate_and_not_the_state_also_after_a_failover() -> None:
+    size = 600_000
+
+    def work(store: wl.Store, rounds: int) -> None:
+        store.create("w", np.zeros(size, np.float32), update=wl.Adam(lr=0.1))
+        store.create("arrives", np.zeros(1000, np.float32), update="add", consistency=wl.Eventual())
+        for _ in range(rounds):
+            store.push({"w": np.ones(size, np.float32), "arrives": np.ones(1000, np.float32)}).wait()
+
+    def per_update(there: wl.Cluster, key: str) -> float:
+        servers = there.store().status()["servers"].values()
+        return sum(one["keys"][key]["replicated_bytes_per_update"] for one in servers if key in one["keys"])
+
+    with wl.Cluster(servers=3, workers=3, replicas=1, chunk_bytes=64 << 10) as there:
+        there.run(work, 10)
+        assert (per_update(there, "w"), per_update(there, "arrives")) == (size * 4, 4000)
+        os.kill(next(node.pid for node in there.nodes() if node.name == "server-0"), signal.SIGKILL)
+        there.run(work, 10)
+        assert per_update(there, "w") == pytest.approx(size * 4)

@@ -142,6 +142,49 @@ def test_the_global_batch_stays_the_same_when_a_worker_is_lost():
         assert sum(sizes) == 600
 
 
+def rounds_of(store, size, leaver=None):
+    """How many samples had been counted after each round that this worker had a part in. The leaver breaks off after
+    its first. Who comes later lets the others make some steps before it asks for work."""
+    store.create("seen", np.zeros(size), update="add")
+    counted, mine = [], np.zeros(size)
+    time.sleep(0.3 if store._client.state.is_late else 0)
+    for batch in store.batches(size, batch_size=5, epochs=2, global_batch=20):
+        time.sleep(0.002)
+        mine[batch.indices] += 1
+        if batch.is_last:
+            counted.append(float(store.pushpull("seen", mine, completes=batch).sum()))
+            mine = np.zeros(size)
+            if store.rank == leaver:
+                break
+    return counted
+
+
+@pytest.mark.timeout(60)
+def test_who_leaves_the_loop_has_no_share_of_later_steps():
+    with wl.Cluster(servers=1, workers=3) as cluster:
+        counted = cluster.run(rounds_of, 200, 1)
+    assert len(counted[1]) == 1
+    sizes = np.diff([0.0, *sorted(set().union(*counted))])
+    assert sum(sizes) == 400
+    assert sum(sizes != 20) <= 2, sizes  # the step that had begun when it left, and the last one of that epoch
+
+
+@pytest.mark.timeout(60)
+def test_no_step_is_short_of_what_somebody_would_do_who_has_yet_to_come_in():
+    with wl.Cluster(servers=1, workers=2) as cluster:
+
+        def add():
+            Hand(cluster, random.Random(0)).await_version("seen", 2)
+            cluster.add_worker()
+
+        thread = threading.Thread(target=add)
+        thread.start()
+        counted = cluster.run(rounds_of, 4000)
+        thread.join()
+    assert counted[2], "the third had a part in some rounds"
+    assert sorted(set().union(*counted)) == [20.0 * step for step in range(1, 401)]
+
+
 def test_a_worker_that_is_silent_for_its_lease_is_lost():
     def work(store):
         store.create("w", np.zeros(1), update="add")

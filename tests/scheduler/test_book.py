@@ -78,6 +78,16 @@ def test_all_workers_together_take_so_many_batches_for_a_step_however_many_they_
     assert sorted(seen) == list(range(book.workload.epoch_batches))
 
 
+def test_a_share_that_nobody_comes_for_is_done_in_the_end():
+    book = Book(workload(size=6, step_batches=3), Counted())
+    given = []
+    while batches := book.give(A, 0.0, (A, B)):
+        given += batches
+        book.finish(A, batches, 1.0)
+    assert sorted(given) == list(range(6))
+    assert book.is_epoch_done
+
+
 @given(seed=st.integers(0, 100_000), step=st.sampled_from([0, 0, 2, 3]))
 def test_whatever_happens_to_workers_every_batch_counts_and_the_epoch_ends(seed, step):
     """Workers take, finish, die before or after their push counted, and claim what an earlier scheduler gave them."""

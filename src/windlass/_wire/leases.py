@@ -90,8 +90,8 @@ class Tallied(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """Whoever has loaded a checkpoint to the scheduler: what is counted of this namespace's work the servers know, and
-    what you knew before is no longer so. Answered with Done."""
+    """Whoever has loaded a checkpoint to the manager, which publishes a generation, and the scheduler: what is counted
+    of this namespace's work the servers know, and what you knew before is no longer so. Answered with Done."""
 
     request: int
     namespace: str = ""

@@ -121,6 +121,8 @@ class ManagerState:
             case m.Saved(path=path):
                 self.checkpoint = path
                 return [Persist(Checkpointed(path=path)), Send(peer, m.Done(request=message.request))]
+            case m.Loaded():
+                return self._publish(f"{self._name(peer)} has loaded a checkpoint")
             case m.Abort():
                 mine = self._drivers.get(peer, "")
                 return [Send(node.incarnation, message) for node in self._of(WORKER) if node.namespace == mine]

@@ -113,6 +113,9 @@ class Book:
                 last.idle.add(who)
             if who in last.idle and any(batch in self.held for batch in last.batches):
                 return ()
+        if not self._open and not self.held:  # whoever was to have what is left does not come for it
+            self._open.extend(batch for step in self._steps for batch in step.pool)
+            self._steps.clear()
         if not self._open:
             return ()
         batches = [self._open.popleft() for _ in range(min(self.workload.step_batches, len(self._open)))]

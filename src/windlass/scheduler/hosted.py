@@ -1,7 +1,8 @@
 """The scheduler as it lives in the manager's process: two state machines behind one door.
 
 The manager and the scheduler know nothing of each other. What nodes send for leased work goes to the one, everything
-else to the other; a generation that the manager publishes is told to the scheduler before it is told to anyone.
+else to the other, and that a checkpoint was loaded to both; a generation that the manager publishes is told to the
+scheduler before it is told to anyone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from windlass._wire.effects import Effect, Event, Received, Send, Tick
 from windlass.scheduler.state import SchedulerState
 from windlass.types import MANAGER
 
-LEASED = frozenset((m.Take, m.Holding, m.Tallied, m.Loaded))
+LEASED = frozenset((m.Take, m.Holding, m.Tallied))
 
 
 class Machine(Protocol):
@@ -38,6 +39,8 @@ class Hosted(Generic[M]):
         if kind in LEASED:
             return self.scheduler.handle(event, now)
         effects = self.manager.handle(event, now)
+        if kind is m.Loaded:  # a generation for all, then the answer
+            effects = [*effects, *self.scheduler.handle(event, now)]
         if kind is m.Beat and len(effects) == 1:
             return effects  # the usual one: its answer
         if kind is m.Inspect:

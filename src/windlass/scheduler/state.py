@@ -139,9 +139,9 @@ class SchedulerState:
         for peer in work.let_in(book):
             request = work.asking.pop(peer).request
             effects.append(Send(peer, m.Granted(request=request, keys=keys, may_enter=True)))
-        crew = self._crew(work.namespace)
+        present = self._crew(work.namespace)
         for peer, one in list(work.asking.items()):
-            batches = book.give(peer, self._now, crew) if work.may_work(peer, book) else ()
+            batches = book.give(peer, self._now, work.crew(present)) if work.may_work(peer, book) else ()
             if batches or work.must_answer(peer, book, self._now):
                 del work.asking[peer]
                 effects.append(Send(peer, m.Granted(request=one.request, batches=batches, keys=keys)))

@@ -48,6 +48,7 @@ class Work:
     holding: dict[Incarnation, tuple[int, ...]] = field(default_factory=dict)  # and what workers had then
     outside: set[Incarnation] = field(default_factory=set)
     entering: set[Incarnation] = field(default_factory=set)
+    left: set[Incarnation] = field(default_factory=set)  # who have left the loop; they may come again
     waits: m.Waits = m.Waits.ROUNDS
 
     def come(self, peer: Incarnation, take: m.Take, now: float) -> None:
@@ -62,12 +63,19 @@ class Work:
         else:
             self.outside.discard(peer)
         self.entering.discard(peer)
+        self.left.discard(peer)
         self.founders.add(peer)
 
     def leave(self, peer: Incarnation) -> None:
         self.asking.pop(peer, None)
         self.outside.discard(peer)
         self.entering.discard(peer)
+        self.left.add(peer)
+
+    def crew(self, present: set[Incarnation]) -> set[Incarnation]:
+        """Those of whom the next step expects a part. Who has come and not asked yet, rests, or has left is none of
+        them: what were kept for it would be missing in the step."""
+        return (present & self.founders) - self.outside - self.left
 
     @property
     def is_idle(self) -> bool:

@@ -69,6 +69,7 @@ class HeldKey:
             "slots": sum(len(shard.slots) for shard in heads),
             "replicas": sum(len(shard.slots) for shard in shards if not shard.log.is_head),
             "replicated_bytes": sum(shard.log.replicated_bytes for shard in heads),
+            "replicated_bytes_per_update": sum(shard.log.bytes_per_update for shard in heads),
             "clocks": {members.name(who): clock for who, clock in clocks.items()},
             "waiting_pulls": sum(len(slot.waiting) for slot in slots),
         } | self._describe_rows(heads) | self._describe_filters(heads, members)

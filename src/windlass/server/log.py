@@ -86,7 +86,7 @@ class Log:
     __slots__ = (
         "_acked", "_applying", "_attempt", "_coming", "_drafts", "_handed_on", "_hands_on", "_held", "_is_taught",
         "_is_teaching", "_joins_at", "_kept", "_memory", "_open", "_pending", "_pins", "_shown", "applied", "chain",
-        "downstream", "index", "is_head", "is_heir", "is_last", "key", "learner", "me", "predecessor",
+        "downstream", "index", "is_head", "is_heir", "is_last", "key", "learner", "me", "num_filled", "predecessor",
         "replicated_bytes", "safe", "shard", "standing", "successor", "teaching",
     )  # fmt: skip
 
@@ -103,6 +103,7 @@ class Log:
         self.safe = 0  # the last one that everybody after us has
         self.applied = 0  # the last one that is in the value here
         self.replicated_bytes = 0
+        self.num_filled = 0  # entries that were made here with data in them: with replicas one for each update
         self._acked = 0  # what the predecessor was told last
         self._pins = pins
         self._memory = memory
@@ -262,6 +263,11 @@ class Log:
             self._unhold(self._held.popleft()[1])
         return self.dissolve()
 
+    @property
+    def bytes_per_update(self) -> float:
+        """What an update sends down the chain, on average."""
+        return self.replicated_bytes / self.num_filled if self.num_filled else 0.0
+
     # --- making entries ---------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -273,6 +279,7 @@ class Log:
         """Data of the entry that is being made. Blocks above COPIED_BYTES came from the server's memory and are ours
         to free."""
         self.begin()
+        self.num_filled += self._pending is None
         effects = self._send_pending()
         self._pending = (pieces, blocks)
         assert self._open is not None

@@ -37,6 +37,10 @@ RARE = (
 """Those of them that seldom come when their receiver may go: aimed at more often."""
 NAMED = ("NeedIds", "NeedIds")
 """Those that come where keys have filters."""
+LEASED = ("Take", "Granted", "Tally", "Tallied", "Detach", "Holding")
+"""Those of leased work. They, and the next ones, are aimed at where a test asks for it."""
+SAVED = ("Freeze", "Frozen", "Dump", "Dumped", "Thaw", "Deposit", "Deposited", "Scan", "Scanned", "NeedIds")
+"""Those that come where somebody saves, or reads tables."""
 PASSES = (0, 0, 0, 1, 3, 8)
 
 
