@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import windlass as wl
 from windlass._wire.messages import Move
 from windlass.errors import ClusterError, UsageError
 from windlass.manager import journal as journal_module
@@ -86,6 +87,15 @@ def test_a_second_manager_is_refused_while_the_first_lives(tmp_path: Path) -> No
     with Journal(str(tmp_path / "j")), pytest.raises(ClusterError, match=held):
         Journal(str(tmp_path / "j"))
     Journal(str(tmp_path / "j")).close()
+
+
+def test_a_cluster_on_a_journal_that_it_cannot_have_says_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    place = str(tmp_path / "j")
+    with Journal(place), pytest.raises(ClusterError, match="another manager holds the journal"):
+        wl.Cluster(journal=place)
+    with pytest.raises(UsageError, match=r"journal .* cannot be opened: No such file or directory"):
+        wl.Cluster(journal=str(tmp_path / "nowhere" / "j"))
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_lock_holds_for_a_journal_in_the_memory_of_another_process() -> None:

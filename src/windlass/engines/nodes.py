@@ -24,6 +24,7 @@ from windlass.engines._compiling import noticed
 from windlass.engines._finished import Doubts, Finished, Tally, tally
 from windlass.engines._settling import settle
 from windlass.engines.config import fresh_incarnation, open_hub, open_store, read_config
+from windlass.errors import WindlassError
 from windlass.manager.journal import Journal
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
@@ -54,9 +55,17 @@ def warm() -> None:
 
 def run_manager(channel: Channel, config: bytes) -> None:
     """Say on the channel where the manager listens, then manage until the channel closes. It goes on from its journal;
-    the journal is taken first, so that of two managers only one is ever heard."""
+    the journal is taken first, so that of two managers only one is ever heard. Why a first one cannot have it, it
+    says on the channel instead."""
     node = read_config(config)
-    with Journal(node.journal, is_new=not node.is_return) as journal, open_hub(MANAGER, node) as hub:
+    try:
+        journal = Journal(node.journal, is_new=not node.is_return)
+    except WindlassError as error:
+        if node.is_return:
+            raise
+        channel.send(error)
+        return
+    with journal, open_hub(MANAGER, node) as hub:
         manager = ManagerConfig(
             num_servers=node.num_servers,
             num_workers=node.num_workers,

@@ -94,9 +94,12 @@ class ProcessEngine:
         try:
             while not manager.channel.readable(SLICE_SECONDS):
                 let_in()
-            self.manager = tuple(manager.channel.recv())
+            said = manager.channel.recv()
         except EOFError:
             raise ClusterError("the manager died while it started; its traceback is on stderr") from None
+        if isinstance(said, WindlassError):
+            raise said
+        self.manager = tuple(said)
         self._revival = Revival(manager, self._start_manager, _died, self._fail)
         self._beacon = announce(self.config(Role.DRIVER, -1))
         self._num_spawned_servers = servers
