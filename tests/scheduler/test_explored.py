@@ -67,6 +67,11 @@ def test_a_worker_that_rests_is_not_waited_for_because_of_what_it_asked_for_befo
     assert explore(2001596, limits).problem == ""
 
 
+def test_a_key_is_not_forgotten_whose_only_worker_died_before_it_could_tell_of_it():
+    """In this one it pushes a batch to one key, and dies; the next manager hears of that key alone."""
+    assert explore(910001740, HARSH).problem == ""
+
+
 @pytest.mark.parametrize(
     ("mutant", "limits"),
     [

@@ -70,3 +70,27 @@ def test_what_servers_count_already_is_not_given_out_to_who_has_pushed_nothing_y
     [asked] = scene.take(2, done=(2,))
     [granted] = scene.tell(asked.ask, 0, 1, 2)
     assert granted.is_over
+
+
+def test_an_epoch_does_not_end_by_the_word_of_servers_alone():
+    """Who pushed may have died between two keys, and of the second nobody knows: one batch is done again, and whoever
+    does it tells of both."""
+    scene = Scene()
+    scene.take(1, keys=())
+    [doubts] = scene.tell(1, 0, 1, 2)
+    [asked] = scene.tell(doubts.ask, 0, 1, 2)
+    [granted] = scene.tell(asked.ask, 0, 1, 2)
+    assert granted.batches == (0,)
+    [asked] = scene.take(2, done=(0,), keys=(KEY, OTHER))
+    assert asked.keys == (KEY, OTHER)
+
+
+def test_work_that_is_pushed_to_no_key_any_more_ends():
+    scene = Scene()
+    scene.take(1, keys=())
+    [doubts] = scene.tell(1, 0, 1, 2)
+    [asked] = scene.tell(doubts.ask, 0, 1, 2)
+    scene.tell(asked.ask, 0, 1, 2)
+    [asked] = scene.take(2, done=(0,), keys=())
+    [granted] = scene.tell(asked.ask, 0, 1, 2)
+    assert granted.is_over

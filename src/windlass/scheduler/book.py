@@ -42,6 +42,7 @@ class Book:
         now, so it is given out last."""
         self.workload = workload
         self.keys: set[KeyId] = set()
+        self.has_word = False  # whether the keys are, or include, what a worker says that it pushes to
         self.may_copy = False  # whether two may do the same work
         self.epoch = epoch if workload.epoch_batches else workload.epochs
         self.done: set[int] = set()

@@ -113,6 +113,7 @@ class SchedulerState:
 
     def _take(self, work: Work, book: Book, peer: Incarnation, take: m.Take) -> list[Effect]:
         book.keys |= set(take.keys)
+        book.has_word = book.has_word or bool(take.keys or take.done)
         book.may_copy = take.waits is not m.Waits.ROUNDS
         book.finish(peer, take.done, self._now)
         book.claim(peer, take.held, self._now)
@@ -202,7 +203,8 @@ class SchedulerState:
 
     def _open(self, work: Work, inquiry: Inquiry) -> list[Effect]:
         """The servers have told what they count. Those keys are asked again about what is doubted: were there none, it
-        would be done again, for nothing. One that knows of no batch yet is asked at the end of the epoch."""
+        would be done again, for nothing. One that knows of no batch yet is asked at the end of the epoch, when somebody
+        has told of it."""
         counted = inquiry.counted
         epoch = self._epochs.get((work.namespace, work.workload.name), 0)
         if work.namespace in self._loaded and work.workload.epoch_batches:
@@ -221,6 +223,10 @@ class SchedulerState:
 
     def _settle(self, work: Work, book: Book, batches: frozenset[int], counted: Counted) -> list[Effect]:
         was_end = book.is_epoch_done
+        if was_end and book.keys and not book.has_word:
+            # Whoever pushed these may have died between two keys, and of the second nobody knows. Who does one of them
+            # again tells of all keys, and these are asked then.
+            counted = Counted(above=[batch for batch in batches if batch in counted and batch != min(batches)])
         missing = sorted(batch for batch in batches if batch not in counted)
         book.settle(batches, [batch for batch in batches if batch in counted])
         again = [batch for batch in missing if batch not in book.done]
