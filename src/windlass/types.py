@@ -167,6 +167,9 @@ class KeySpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """None: it is dense."""
     filters: tuple[Rule, ...] = ()
     """What is done to pushes on their way, in order."""
+    together: str = ""
+    """Sequential keys of the same one are saved after the same round, however long a save waits for that: they are
+    parts of one model."""
 
     def check(self) -> None:
         """Raise UsageError for a declaration that no server should try to hold."""

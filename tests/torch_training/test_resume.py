@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -96,6 +98,34 @@ def test_a_server_that_is_lost_costs_the_steps_since_the_checkpoint_and_no_more(
         for began, found in cluster.run(work, victim, str(tmp_path)):
             assert began == 6
             assert all(map(torch.equal, found, expected))
+
+
+def test_a_model_is_saved_after_one_round_also_in_the_middle_of_a_long_backward(tmp_path):
+    is_slow = threading.Event()
+
+    def rest(*_):
+        is_slow.set()
+        time.sleep(3.0)
+
+    def slowly(store):
+        model = copy.deepcopy(START)
+        optimizer = optimize(store, model, bucket_bytes=0)  # a key for each parameter
+        for step in range(4):
+            if step == 3:  # from the third step on gradients leave during backward
+                model[1].register_full_backward_hook(rest)
+            advance(store, model, optimizer, step)
+
+    with wl.Cluster(engine="threads", servers=1, workers=2) as cluster:
+        run = threading.Thread(target=cluster.run, args=(slowly,))
+        run.start()
+        assert is_slow.wait(60)
+        time.sleep(0.2)
+        ahead = [cluster.store().version(f"optimizer/{name}") for name in ("2.weight", "0.weight")]
+        saved = wl.checkpoint.Reader(cluster.store().save(tmp_path))
+        run.join()
+    assert ahead == [4, 3]
+    moments = {str(key.moment) for name, key in saved.keys.items() if "gradient" not in name}
+    assert moments == {"the state after round 4"}
 
 
 def test_gradients_that_are_clipped_stay_those_of_one_process_after_it(tmp_path):

@@ -48,6 +48,7 @@ class Lane:
         consistency: Consistency | None = None,
         filters: Sequence[str | Filter] = (),
         gives: bool | None = None,
+        together: str = "",
     ) -> None:
         """Make the key; its first value is what the parameters are now, in the lowest rank, or in whoever `gives` it.
         Every worker calls it; blocks until the value is there."""
@@ -61,6 +62,7 @@ class Lane:
             filters=filters,
             priority=self.bucket.priority,
             gives=gives,
+            together=together,
         )
         self._use(self._store.buffer(self.key))
 

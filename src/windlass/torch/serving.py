@@ -261,7 +261,7 @@ class Serving:
             self.lanes = model.lanes(numbers, model.options.name)
             note_used(model.store, model.options.name, begun)
             for lane in self.lanes:
-                lane.declare(update=self._rules[lane.bucket.group].updater, filters=self._filters)
+                self._declare(lane)
             if any(gather(model.store, bool(self._loaded))):
                 self.load(self._loaded)
             if model.store.is_lowest:
@@ -352,13 +352,17 @@ class Serving:
         for lane in lanes:
             if gives:
                 model.store.delete(lane.key)  # somebody may have died who was about to make it
-            reduce, update = "sum" if begun.is_summed else "mean", self._rules[lane.bucket.group].updater
-            lane.declare(reduce=reduce, update=update, filters=self._filters, gives=gives)
+            self._declare(lane, reduce="sum" if begun.is_summed else "mean", gives=gives)
         if gives and self._loaded:
             state.write(model.store, lanes, self._loaded)
         self._aside = {number: kept for number, kept in self._loaded.items() if not lanes.has(number)}
         self._loaded = {}
         self.lanes, self._is_summed = lanes, begun.is_summed
+
+    def _declare(self, lane: Lane, *, reduce: str = "mean", gives: bool | None = None) -> None:
+        update = self._rules[lane.bucket.group].updater
+        name = self._model.options.name
+        lane.declare(reduce=reduce, update=update, filters=self._filters, gives=gives, together=name)
 
     def _refuse_change(self) -> None:
         """Under bounded delay and eventual consistency each worker changes its own gradients; in rounds, it would have

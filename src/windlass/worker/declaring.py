@@ -83,9 +83,10 @@ class Declaring:
         priority: int = 0,
         gives: bool | None = None,
         chunk_bytes: int = 0,
+        together: str = "",
     ) -> None:
         """`gives` says whether this worker gives the first value, where that is not simply the lowest rank's to do. Of
-        several who give one the first counts, for each chunk."""
+        several who give one the first counts, for each chunk. `together` is as in KeySpec."""
         like, flat = look(value, f"create('{key}')")
         check_size(like, f"create('{key}')")
         policy = consistency or self.options.consistency
@@ -103,6 +104,7 @@ class Declaring:
             chunk_bytes=chunk_bytes or self.options.chunk_bytes or fitting_chunk_bytes(flat.nbytes),
             priority=priority,
             namespace=self.namespace,
+            together=together,
             filters=go_through,
         )
         chain_of(spec, self._local or {})  # raises for what does not fit

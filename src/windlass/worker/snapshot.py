@@ -3,8 +3,9 @@
 The saver asks how far the keys are, *announces* a round, and has every shard of every sequential key frozen after that
 one. Keys that are pushed together get the same round: the highest that any of them has closed, which the others reach
 in a moment. Where a shard has gone past it before it heard, all begin anew with a round further ahead. A key that does
-not come to it, because nobody pushes it any more, is taken as it is. Bounded and eventual keys have no rounds: each of
-their shards is frozen when its turn comes.
+not come to it, because nobody pushes it any more, is taken as it is; those that belong *together* only if all of them
+have come equally far: in the middle of a long step some are a round ahead. Bounded and eventual keys have no rounds:
+each of their shards is frozen when its turn comes.
 
 Steps are generators, so that whoever drives them owns links and clock: they yield what is to be asked (or that a moment
 should pass) and are sent the answers.
@@ -54,35 +55,46 @@ class Announcer:
     """Chooses the round after which each key is frozen; learns from attempts that failed."""
 
     margin: int = 0
-    quiet: set[KeyId] = field(default_factory=set)  # keys that did not come to the announced round
+    quiet: set[KeyId | str] = field(default_factory=set)  # keys, or together, that did not come to the announced round
 
     def announce(self, counts: Mapping[KeyInfo, int]) -> dict[KeyInfo, int]:
-        """For each key, the number of rounds it should have taken. Within a group of keys that are near each other it
-        is the same for all."""
+        """For each key, the number of rounds it should have taken. Within a group of keys that are near each other, or
+        belong together, it is the same for all."""
         goals: dict[KeyInfo, int] = {}
         before = goal = 0
         for key in sorted(counts, key=lambda key: -counts[key]):
             count = counts[key]
-            if key.id in self.quiet:
+            if _group(key) in self.quiet:
                 goals[key] = count
                 continue
             if not goal or before - count > NEAR_ROUNDS:
                 goal = count + self.margin
             before, goals[key] = count, goal
-        return goals
+        highest: dict[KeyId | str, int] = {}
+        for key, goal in goals.items():
+            highest[_group(key)] = max(goal, highest.get(_group(key), 0))
+        return {key: highest[_group(key)] for key in goals}
 
     def missed(self, key: KeyInfo) -> Melted:
         """The key went past its round before it was frozen everywhere."""
-        if key.id in self.quiet:
-            self.quiet.discard(key.id)
+        if _group(key) in self.quiet:
+            self.quiet.discard(_group(key))
         else:
             self.margin = max(1, 2 * self.margin)
         return Melted(f"'{key.spec.name}' had gone past the announced round")
 
-    def stayed_behind(self, keys: Iterable[KeyInfo]) -> Melted:
+    def stayed_behind(self, keys: Iterable[KeyInfo], counts: Mapping[KeyInfo, int]) -> Melted:
+        """These keys have made no progress for long; `counts` is how far each key has come."""
+        far: dict[KeyId | str, set[int]] = {}
+        for key, count in counts.items():
+            far.setdefault(_group(key), set()).add(count)
         names = ", ".join(f"'{key.spec.name}'" for key in keys)
-        self.quiet.update(key.id for key in keys)
+        self.quiet.update(_group(key) for key in keys if len(far[_group(key)]) == 1)
         return Melted(f"{names} did not come to the announced round")
+
+
+def _group(key: KeyInfo) -> KeyId | str:
+    return key.spec.together or key.id
 
 
 @dataclass(slots=True)
@@ -106,8 +118,8 @@ class Snapshot:
     def freeze(self, keys: Sequence[KeyInfo]) -> Steps[dict[KeyInfo, int]]:
         """Freeze sequential keys, each after one round on all of its shards; gives the rounds. Keys without a first
         value are left out."""
-        counts = yield from self.look([(key, 0) for key in keys])
-        goals = self.announcer.announce({key: count for (key, _), count in counts.items()})
+        found = yield from self.look([(key, 0) for key in keys])
+        goals = self.announcer.announce({key: count for (key, _), count in found.items()})
         waiting = [(key, shard) for key in goals for shard in key.whole]
         seen: dict[tuple[KeyInfo, int], tuple[int, int]] = {}  # what each said last, and for how many polls
         while waiting:
@@ -122,7 +134,8 @@ class Snapshot:
                     raise self.announcer.missed(which[0])
             tired = {key for key, shard in behind if seen[key, shard][1] >= self.max_polls}
             if tired:
-                raise self.announcer.stayed_behind(tired)
+                counts = {key: min(seen[one][0] for one in behind if one[0] is key) for key, _ in behind}
+                raise self.announcer.stayed_behind(tired, goals | counts)
             waiting = behind
             if waiting:
                 yield []
