@@ -201,6 +201,38 @@ def test_parameters_that_took_no_part_keep_the_models_values(tmp_path):
             assert torch.equal(found, whole)
 
 
+def test_an_optimizer_that_begins_anew_leaves_the_keys_of_others_alone():
+    def both(store, until, **options):
+        first, second = (copy.deepcopy(START) for _ in range(2))
+        optimize(store, first)
+        optimizer = optimize(store, second, name="second", **options)
+        began = optimizer.version
+        for step in range(began, until):
+            advance(store, second, optimizer, step)
+        return began
+
+    with wl.Cluster(engine="threads", servers=1, workers=2) as cluster:
+        assert cluster.run(both, 3) == [0, 0]
+        assert cluster.run(train, 1)[0][0] == 0  # somebody else in between
+        assert cluster.run(both, 5, resume=True) == [3, 3]
+
+
+def test_another_model_of_the_same_name_is_refused():
+    def make(store, model, **options):
+        names = [f"p{number}" for number in range(len(list(model.parameters())))]
+        adam, named = torch.optim.Adam(model.parameters(), **ADAM), zip(names, model.parameters(), strict=True)
+        return wl.torch.Optimizer(adam, store, named_parameters=named, bucket_bytes=0, **options)
+
+    def partly(store):
+        model = copy.deepcopy(PARTLY)
+        advance(store, model, make(store, model), 0)
+
+    with wl.Cluster(engine="threads", servers=1, workers=2) as cluster:
+        cluster.run(partly)
+        with pytest.raises(wl.UsageError, match="'optimizer' of a model of 6 parameters, this one has 2"):
+            cluster.run(lambda store: make(store, nn.Linear(6, 5), resume=True))
+
+
 def test_keys_of_other_buckets_are_refused():
     with wl.Cluster(engine="threads", servers=1, workers=2) as cluster:
         cluster.run(train, 1)

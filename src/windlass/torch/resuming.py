@@ -54,8 +54,13 @@ def find_kept(
     takes_part = [True] * len(parameters)
     if USED in existing:
         takes_part = np.asarray(_read(store, f"{name}/{USED}")).astype(bool).tolist()
-    if not found or len(takes_part) != len(parameters):
+    if not found:
         return None, set()
+    if len(takes_part) != len(parameters):
+        raise UsageError(
+            f"resume=True: the store has '{name}' of a model of {len(takes_part)} parameters, this one has "
+            f"{len(parameters)}; give the optimizer a name of its own"
+        )
     numbers = [number for number, takes in enumerate(takes_part) if takes]
     wanted = {bucket.name for bucket in plan(parameters, numbers, bucket_bytes)}
     if found < wanted:  # saved, or broken off, in the middle of the first step

@@ -105,13 +105,13 @@ class SharedModel:
 
         def draft() -> Draft:
             gone, earlier = names.leftovers(wanted, taken)
+            # Keys of other names of earlier runs stay: they may be waiting for an optimizer that goes on with them.
+            earlier = [key for key in earlier if key.startswith(f"{wanted}/")]
             existing = store.keys()
             strays = [key for key in existing if key not in gone and is_lane(key, wanted, self.names)]
             resumed, kept = None, set[str]()
             if options.resume:
                 resumed, kept = find_kept(store, wanted, self.parameters, options.most_bucket_bytes)
-                # Others' keys of earlier runs stay, too: they may be waiting for an optimizer that goes on with them.
-                earlier = [key for key in earlier if key.startswith(f"{wanted}/")]
             gone, leftovers = ([key for key in keys if key not in kept] for keys in (gone, [*earlier, *strays]))
             values = torch.cat([_bytes(tensor) for tensor in self._all]) if is_served else None
             return Draft(msgspec.structs.replace(mine, gone=gone, resumed=resumed), leftovers, values)
