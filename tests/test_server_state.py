@@ -94,6 +94,19 @@ def test_whoever_has_left_the_generation_is_refused_and_never_acknowledged():
     assert any("not in this generation" in getattr(effect, "text", "") for effect in effects)
 
 
+def test_that_somebody_rests_is_forgotten_when_it_has_left_and_a_late_word_of_it_changes_nothing():
+    state = server()
+    shard = state.keys[KEY].shards[0]
+    for who in (W0, W1):
+        state.handle(Received(who, m.Detach(request=5, key=KEY, shard=0)), 0)
+    assert (shard.resting, shard.asked) == ({W0, W1}, {W0: 5, W1: 5})
+    state.handle(membership(2, W1), 0)
+    assert (shard.resting, shard.asked) == ({W1}, {W1: 5})
+    for late in (m.Detach(request=5, key=KEY, shard=0), m.Attach(request=4, key=KEY, shard=0, clock=0)):
+        assert sent(state.handle(Received(W0, late), 0), m.Done) == []
+    assert (shard.resting, shard.asked) == ({W1}, {W1: 5})
+
+
 def test_whoever_is_ahead_of_our_generation_is_heard_when_we_catch_up():
     state = server()
     newcomer = Incarnation(3)

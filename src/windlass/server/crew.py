@@ -132,6 +132,15 @@ class Crew(Answers):
             effects += self.log.seal(m.LogEntry(kind=m.Kind.REST, who=unit.who, request=unit.request))
         return [*effects, Send(unit.who, m.Done(request=unit.request)), *self.on_fewer()]
 
+    def forget_departed(self) -> None:
+        """Who has left the generation neither begins nor rests any more: a late word of it is refused. Whom we have
+        not seen yet is still to come."""
+        live, seen = self.members.live, self.members.ranks
+        gone = [who for who in self.asked if who not in live and who in seen]  # who rests has asked to
+        for who in gone:
+            del self.asked[who]
+        self.resting.difference_update(gone)
+
     def tally(self, tally: m.Tally) -> m.Tallied:
         """What is counted here of a workload's batches; a floor of -1, if that is not ours to say."""
         counted = self.batches.workloads.get(tally.workload)

@@ -409,6 +409,7 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
 
     def on_members(self) -> list[Effect]:
         """The generation changed."""
+        self.forget_departed()
         return self.answer_attaching()
 
     def dissolve(self) -> list[Effect]:
