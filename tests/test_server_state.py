@@ -94,12 +94,43 @@ def test_whoever_has_left_the_generation_is_refused_and_never_acknowledged():
     assert any("not in this generation" in getattr(effect, "text", "") for effect in effects)
 
 
+def test_that_somebody_rests_is_forgotten_when_it_has_left_and_a_late_word_of_it_changes_nothing():
+    state = server()
+    shard = state.keys[KEY].shards[0]
+    for who in (W0, W1):
+        state.handle(Received(who, m.Detach(request=5, key=KEY, shard=0)), 0)
+    assert (shard.resting, shard.asked) == ({W0, W1}, {W0: 5, W1: 5})
+    state.handle(membership(2, W1), 0)
+    assert (shard.resting, shard.asked) == ({W1}, {W1: 5})
+    for late in (m.Detach(request=5, key=KEY, shard=0), m.Attach(request=4, key=KEY, shard=0, clock=0)):
+        assert sent(state.handle(Received(W0, late), 0), m.Done) == []
+    assert (shard.resting, shard.asked) == ({W1}, {W1: 5})
+
+
 def test_whoever_is_ahead_of_our_generation_is_heard_when_we_catch_up():
     state = server()
     newcomer = Incarnation(3)
     assert sent(state.handle(Received(newcomer, m.Attach(request=7, key=KEY, shard=0)), 0), m.Done) == []
     effects = state.handle(membership(2, W0, W1, newcomer), 0)
     assert sent(effects, m.Done) == [(newcomer, m.Done(request=7, detail=0))]
+
+
+def test_where_whoever_has_pushed_most_is_is_said_when_we_know_the_generation_that_the_question_names():
+    """Who asks heard of a death before we did. Another keeper may know of it, and where all are is the same on all."""
+    state = server()
+    state.handle(push(W0, 1), 0)
+    ask = m.Attach(request=3, key=KEY, shard=0, clock=-2, term=1, number=1)
+    assert sent(state.handle(Received(W1, ask), 0), m.Done) == [(W1, m.Done(request=3, detail=1))]
+    ask = m.Attach(request=4, key=KEY, shard=0, clock=-2, term=1, number=2)
+    assert sent(state.handle(Received(W1, ask), 0), m.Done) == []
+    assert sent(state.handle(membership(2, W1), 0), m.Done) == [(W1, m.Done(request=4, detail=0))]
+
+
+def test_a_question_that_names_a_generation_is_answered_by_the_next_one_too():
+    state = server()
+    ask = m.Attach(request=3, key=KEY, shard=0, clock=-2, term=1, number=2)
+    assert sent(state.handle(Received(W1, ask), 0), m.Done) == []
+    assert sent(state.handle(membership(3, W1), 0), m.Done) == [(W1, m.Done(request=3, detail=0))]
 
 
 def test_if_rank_zero_dies_before_its_first_value_the_next_rank_is_asked_for_one():

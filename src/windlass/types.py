@@ -68,6 +68,10 @@ class Generation(NamedTuple):
         return f"{self.term}.{self.number}"
 
 
+NO_GENERATION = Generation(0, 0)
+"""Before the first: everybody knows it, or a later one."""
+
+
 class Sequential(msgspec.Struct, frozen=True, tag="sequential"):
     """A pull after n own pushes returns the value after exactly n rounds."""
 

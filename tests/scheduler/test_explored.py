@@ -72,6 +72,15 @@ def test_a_key_is_not_forgotten_whose_only_worker_died_before_it_could_tell_of_i
     assert explore(910001740, HARSH).problem == ""
 
 
+def test_who_enters_when_somebody_has_died_is_level_with_the_others_on_every_key():
+    """In this one the scheduler hears of the death first, and the keeper of both keys between two questions."""
+    limits = replace(
+        HARSH, servers=(3, 4), replicas=(1, 2), consistencies=(Sequential(),), departures=4, joins=4, copies=10,
+        drops=8, large=0.6,
+    )  # fmt: skip
+    assert explore(920015682, limits).problem == ""
+
+
 @pytest.mark.parametrize(
     ("mutant", "limits"),
     [

@@ -5,7 +5,7 @@ from windlass._wire.effects import Received, Send
 from windlass.scheduler.state import SchedulerState
 from windlass.types import MANAGER, SERVER, WORKER, Incarnation, KeyId, Node
 
-HEAD, ME = Incarnation(1), Incarnation(10)
+HEAD, ME, NEXT = Incarnation(1), Incarnation(10), Incarnation(11)
 KEY, OTHER = KeyId(1), KeyId(2)
 WORK = m.Workload(name="work", size=3, batch_size=1, epochs=1, step_batches=0)
 
@@ -15,11 +15,14 @@ class Scene:
 
     def __init__(self):
         self.state = SchedulerState({})
+        self.generation(1, ME)
+
+    def generation(self, number, *workers):
         nodes = tuple(
             Node(name=f"node-{who}", role=role, incarnation=who, rank=0, pid=1, addresses=())
-            for who, role in ((HEAD, SERVER), (ME, WORKER))
+            for who, role in ((HEAD, SERVER), *((who, WORKER) for who in workers))
         )
-        self.hear(MANAGER, m.Membership(term=2, number=1, nodes=nodes, reason="test"))
+        return self.hear(MANAGER, m.Membership(term=2, number=number, nodes=nodes, reason="test"))
 
     def hear(self, peer, message):
         return [one.message for one in self.state.handle(Received(peer, message), 0.0) if isinstance(one, Send)]
@@ -94,3 +97,19 @@ def test_work_that_is_pushed_to_no_key_any_more_ends():
     [asked] = scene.take(2, done=(0,), keys=())
     [granted] = scene.tell(asked.ask, 0, 1, 2)
     assert granted.is_over
+
+
+def test_who_may_enter_because_somebody_died_is_told_in_which_generation_that_one_is_gone():
+    """The servers may hear of the death later than the worker hears that it may enter."""
+    scene = Scene()
+    scene.take(1)
+    [granted] = scene.tell(1)
+    assert granted.batches == (0,)
+    scene.generation(2, ME, NEXT)
+    [granted] = scene.hear(NEXT, m.Take(request=1, workload=WORK))
+    assert (granted.batches, granted.may_enter) == ((), False)
+    assert scene.hear(NEXT, m.Take(request=2, workload=WORK, is_outside=True)) == []
+    told = scene.generation(3, NEXT)
+    assert [one for one in told if isinstance(one, m.Granted)] == [
+        m.Granted(request=2, keys=(KEY,), may_enter=True, term=2, number=3)
+    ]

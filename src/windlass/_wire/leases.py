@@ -61,13 +61,15 @@ class Holding(Message, frozen=True):
 class Granted(Message, frozen=True):
     """Scheduler to worker: these batches are yours. None, and neither `is_over` nor `may_enter`: there is nothing to do
     now; rest on `keys`, and ask again from outside. With `may_enter`, nobody pushes at the moment: begin on `keys`
-    again, and ask."""
+    again, and ask. This is so in the generation `term`.`number`: in an earlier one, somebody may push who is gone."""
 
     request: int
     batches: tuple[int, ...] = ()
     keys: tuple[KeyId, ...] = ()
     is_over: bool = False
     may_enter: bool = False
+    term: int = 0
+    number: int = 0
 
 
 class Tally(Message, frozen=True):

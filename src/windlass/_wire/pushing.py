@@ -57,13 +57,16 @@ class Attach(Message, frozen=True):
     """Worker to keeper: I begin to use this key; at which clock do I start? Done's detail is the clock. The answer
     waits for the first value, so that no push can come before it. Then to the heads of the other shards, with that
     clock: count me from here on. A clock of -2 only asks: where is whoever has made most pushes? Who
-    then attaches with that clock is level with it, and nobody waits for what it has not pushed. Of Attach and Detach
-    the one with the higher `request` is the later one, whichever comes last."""
+    then attaches with that clock is level with it, and nobody waits for what it has not pushed. That answer waits until
+    the keeper knows the generation `term`.`number`, or a later one. Of Attach and Detach the one with the higher
+    `request` is the later one, whichever comes last."""
 
     request: int
     key: KeyId
     shard: int
     clock: int = -1
+    term: int = 0
+    number: int = 0
 
 
 class Detach(Message, frozen=True):

@@ -119,7 +119,7 @@ class SchedulerState:
         book.claim(peer, take.held, self._now)
         if take.is_leaving:
             work.leave(peer)
-            farewell = m.Granted(request=take.request, keys=tuple(sorted(book.keys)), is_over=True)
+            farewell = self._granted(book, take.request, is_over=True)
             return [Send(peer, farewell), *self._go_on(work, book)]
         work.come(peer, take, self._now)
         return self._go_on(work, book)
@@ -131,24 +131,27 @@ class SchedulerState:
             effects += self._inquire(work, frozenset(book.doubted))
         if work.inquiry is None and not book.is_over and book.is_epoch_done:
             effects += self._inquire(work, frozenset(book.done))
-        keys = tuple(sorted(book.keys))
         if book.is_over:
             asking, work.asking = work.asking, {}
-            return effects + [
-                Send(peer, m.Granted(request=one.request, keys=keys, is_over=True)) for peer, one in asking.items()
-            ]
+            over = [Send(peer, self._granted(book, one.request, is_over=True)) for peer, one in asking.items()]
+            return [*effects, *over]
         for peer in work.let_in(book):
             request = work.asking.pop(peer).request
-            effects.append(Send(peer, m.Granted(request=request, keys=keys, may_enter=True)))
+            effects.append(Send(peer, self._granted(book, request, may_enter=True)))
         present = self._crew(work.namespace)
         for peer, one in list(work.asking.items()):
             batches = book.give(peer, self._now, work.crew(present)) if work.may_work(peer, book) else ()
             if batches or work.must_answer(peer, book, self._now):
                 del work.asking[peer]
-                effects.append(Send(peer, m.Granted(request=one.request, batches=batches, keys=keys)))
+                effects.append(Send(peer, self._granted(book, one.request, batches=batches)))
                 if not batches:
                     work.outside.add(peer)
         return effects
+
+    def _granted(self, book: Book, request: int, **what: Any) -> m.Granted:
+        """An answer, as of the generation that we know: we count on nobody who is gone in it."""
+        term, number = self.generation
+        return m.Granted(request=request, keys=tuple(sorted(book.keys)), term=term, number=number, **what)
 
     def _crew(self, namespace: str) -> set[Incarnation]:
         return {who for who, node in self.workers.items() if node.namespace == namespace}

@@ -44,7 +44,7 @@ class Answers(ABC):
     log: Log
     early: list[Received]
     _pins: Pins
-    _attaching: list[tuple[Incarnation, int, bool]]
+    _attaching: list[tuple[Incarnation, m.Attach]]
     _errors: dict[tuple[Incarnation, int], str]
 
     def pull(self, peer: Incarnation, pull: m.Pull, data: tuple[Bytes, ...] = ()) -> list[Effect]:

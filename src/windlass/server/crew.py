@@ -44,10 +44,10 @@ class Crew(Answers):
             known = self._crew = (self.members.generation, crew)
         return known[1]
 
-    def attach(self, peer: Incarnation, request: int, clock: int) -> list[Effect]:
-        if clock >= 0:  # the keeper has named it
-            return self.queue([Start(peer, clock, request)])
-        self._attaching.append((peer, request, clock == LEVEL))
+    def attach(self, peer: Incarnation, attach: m.Attach) -> list[Effect]:
+        if attach.clock >= 0:  # the keeper has named it
+            return self.queue([Start(peer, attach.clock, attach.request)])
+        self._attaching.append((peer, attach))
         return self.answer_attaching()
 
     def answer_attaching(self) -> list[Effect]:
@@ -57,8 +57,13 @@ class Crew(Answers):
             return self._ask_for_first_value()
         waiting, self._attaching = self._attaching, []
         effects: list[Effect] = []
-        for peer, request, is_level in waiting:
-            if is_level:
+        for peer, attach in waiting:
+            request = attach.request
+            if self.members.generation < (attach.term, attach.number):
+                # We may still count on somebody who is gone, and the keeper of the next key not any more: who took its
+                # place by both our words would be ahead on one key alone, and the others would wait for it in a circle.
+                self._attaching.append((peer, attach))
+            elif attach.clock == LEVEL:
                 highest = max(self.clocks.received.get(peer, 0), self.last_clock())
                 effects.append(Send(peer, m.Done(request=request, detail=highest)))
             elif peer in self.members.live:
@@ -127,6 +132,15 @@ class Crew(Answers):
             effects += self.log.seal(m.LogEntry(kind=m.Kind.REST, who=unit.who, request=unit.request))
         return [*effects, Send(unit.who, m.Done(request=unit.request)), *self.on_fewer()]
 
+    def forget_departed(self) -> None:
+        """Who has left the generation neither begins nor rests any more: a late word of it is refused. Whom we have
+        not seen yet is still to come."""
+        live, seen = self.members.live, self.members.ranks
+        gone = [who for who in self.asked if who not in live and who in seen]  # who rests has asked to
+        for who in gone:
+            del self.asked[who]
+        self.resting.difference_update(gone)
+
     def tally(self, tally: m.Tally) -> m.Tallied:
         """What is counted here of a workload's batches; a floor of -1, if that is not ours to say."""
         counted = self.batches.workloads.get(tally.workload)
@@ -144,7 +158,7 @@ class Crew(Answers):
         for waiting in self._attaching:
             if waiting[0] == lowest:
                 self._attaching.remove(waiting)
-                return [Send(lowest, m.Done(request=waiting[1], detail=-1))]
+                return [Send(lowest, m.Done(request=waiting[1].request, detail=-1))]
         return []
 
     number: int

@@ -146,7 +146,7 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
         self._errors: dict[tuple[Incarnation, int], str] = {}  # of pushes or rounds that have not ended
         self._refused: dict[tuple[Incarnation, int], str] = {}  # of the latest that ended so, to be told again
         self._ends: dict[tuple[Incarnation, int], End] = {}  # queued, not done
-        self._attaching: list[tuple[Incarnation, int, bool]] = []
+        self._attaching: list[tuple[Incarnation, m.Attach]] = []
         self._writes, self._written, self._put_at, self._aside = {}, {}, 0.0, {}
         self._skipped = []
         for who in self.live:
@@ -409,6 +409,7 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
 
     def on_members(self) -> list[Effect]:
         """The generation changed."""
+        self.forget_departed()
         return self.answer_attaching()
 
     def dissolve(self) -> list[Effect]:
@@ -422,7 +423,8 @@ class Shard(Crew, Freezes, Lessons, Updates, Writes):
             slot.content.release()
         for end in self._ends.values():
             effects += [Send(who, self._ack(end.push[1], gone)) for who in end.acks]
-        effects += [Send(peer, m.Refused(request=ask, is_usage=True, reason=gone)) for peer, ask, _ in self._attaching]
+        for peer, attach in self._attaching:
+            effects.append(Send(peer, m.Refused(request=attach.request, is_usage=True, reason=gone)))
         return effects + self.log.dissolve()
 
     def leave(self) -> list[Effect]:

@@ -261,7 +261,7 @@ class ServerState(Chained):
             case m.Scan():
                 return shard.scan(peer, message)
             case m.Attach():
-                return shard.attach(peer, message.request, message.clock)
+                return shard.attach(peer, message)
             case m.Detach():
                 return shard.rest(peer, message.request)
             case m.Init():

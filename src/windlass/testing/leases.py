@@ -15,7 +15,7 @@ from windlass._wire import messages as m
 from windlass.testing.calls import Calls
 from windlass.testing.history import KeyShape
 from windlass.testing.program import Condition, Program
-from windlass.types import MANAGER, Array, Bounded, Lease, Sequential
+from windlass.types import MANAGER, NO_GENERATION, Array, Bounded, Generation, Lease, Sequential
 from windlass.worker.ops import KeyInfo
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class LeaseProgram(Program):
             if granted.may_enter:
                 held = tuple(given)
                 self.holdings[workload.name] = m.Holding(workload=workload, held=held, is_entering=True)
-                yield from self._level(keys)
+                yield from self._level(keys, Generation(granted.term, granted.number))
                 is_outside = False
                 continue
             if not granted.batches:
@@ -57,7 +57,7 @@ class LeaseProgram(Program):
                 calls = [self._push_leased(key, Lease(workload.name, share)) for key in keys]
                 given |= dict.fromkeys(share, calls)
                 yield from self._maybe(lambda calls=calls: all(call() for call in calls))  # type: ignore[misc]
-        yield from self._level(keys)
+        yield from self._level(keys, Generation(granted.term, granted.number))
         self.holdings.pop(workload.name, None)
         yield lambda: self.under_way == 0
         self._check()
@@ -87,12 +87,12 @@ class LeaseProgram(Program):
     def _settled(self, key: KeyInfo) -> Condition:
         return lambda: self.error is not None or not self.is_pushing(key)
 
-    def _level(self, keys: Keys) -> Iterator[Condition]:
+    def _level(self, keys: Keys, since: Generation = NO_GENERATION) -> Iterator[Condition]:
         """Some have pushed more often than others, and may still wait for them."""
         for key in (calls.key for calls in keys):
             yield self._settled(key)
             self._check()
-            attached = yield from self._ask((key, 0), self._attach(key, 0, -2))
+            attached = yield from self._ask((key, 0), self._attach(key, 0, -2, since))
             key.clock = key.since = int(attached.detail)
             for shard in range(len(key.chains)):
                 yield from self._ask((key, shard), self._attach(key, shard, key.since))

@@ -19,7 +19,7 @@ from windlass.errors import WindlassError
 from windlass.testing.calls import Calls, Pushing, Where, calls_of, spec_of
 from windlass.testing.history import NEWEST, KeyShape, Pulled, Pushed, WorkerLog
 from windlass.testing.network import PoisonedHeap
-from windlass.types import MANAGER, Block, Bytes, Generation, Incarnation, KeySpec
+from windlass.types import MANAGER, NO_GENERATION, Block, Bytes, Generation, Incarnation, KeySpec
 from windlass.worker.ops import KeyInfo, Op, Request
 
 Condition = Callable[[], object]
@@ -164,8 +164,11 @@ class Program:
     def _init(self, key: KeyInfo, shard: int, pieces: tuple[m.Piece, ...]) -> Callable[[int], m.AnyMessage]:
         return lambda n: m.Init(request=n, key=key.id, shard=shard, pieces=pieces)
 
-    def _attach(self, key: KeyInfo, shard: int, clock: int) -> Callable[[int], m.AnyMessage]:
-        return lambda n: m.Attach(request=n, key=key.id, shard=shard, clock=clock)
+    def _attach(
+        self, key: KeyInfo, shard: int, clock: int, since: Generation = NO_GENERATION
+    ) -> Callable[[int], m.AnyMessage]:
+        term, number = since
+        return lambda n: m.Attach(request=n, key=key.id, shard=shard, clock=clock, term=term, number=number)
 
     def _check(self) -> None:
         if self.error is not None:

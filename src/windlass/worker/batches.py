@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from windlass._wire import messages as m
 from windlass.errors import UsageError
-from windlass.types import MANAGER, RESERVED, Array, Bounded, Lease, Sequential
+from windlass.types import MANAGER, RESERVED, Array, Bounded, Generation, Lease, Sequential
 from windlass.worker.task import Task
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class Batches:
         self._note_holdings()
         for name, entry in self._concerned(granted):
             if name in self._resting:
-                self._level(entry)
+                self._level(entry, granted)
         self._resting.clear()
         self._store._leased.refresh()
 
@@ -245,13 +245,13 @@ class Batches:
         self._resting.clear()
         self._store._leased.look()
         for _, entry in self._concerned(granted):
-            self._level(entry)
+            self._level(entry, granted)
         self._note_holdings()
         self._store._leased.refresh()
 
-    def _level(self, entry: Any) -> None:
+    def _level(self, entry: Any, granted: m.Granted) -> None:
         with suppress(UsageError):  # somebody has deleted it
-            self._store._level(entry)
+            self._store._level(entry, Generation(granted.term, granted.number))
 
     def _concerned(self, granted: m.Granted) -> list[tuple[str, Any]]:
         """The keys that the work is pushed to. Who has pushed none of it yet cannot know them all: any of its keys may

@@ -13,7 +13,18 @@ from windlass.filters import Filter, filter_rules
 from windlass.filters.rules import chain_of
 from windlass.store.reduce import Reducer, reducer_rule, resolve_reducer
 from windlass.store.update import Updater, updater_rule
-from windlass.types import MANAGER, RESERVED, Array, Consistency, Generation, KeyId, KeySpec, Role, fitting_chunk_bytes
+from windlass.types import (
+    MANAGER,
+    NO_GENERATION,
+    RESERVED,
+    Array,
+    Consistency,
+    Generation,
+    KeyId,
+    KeySpec,
+    Role,
+    fitting_chunk_bytes,
+)
 from windlass.worker.arguments import check_declaration, declaring
 from windlass.worker.arrays import check_size, look
 from windlass.worker.client import Client
@@ -155,8 +166,9 @@ class Declaring:
             return Entry(key, kind, self._client.hub)
         return TableEntry(key, self._client.hub, key.spec.table, resolve_reducer(key.spec.reduce, self._local or {}))
 
-    def _attach(self, key: KeyInfo, what: str, clock: int = -1) -> int:
-        done, _ = self._client.request((key, 0), lambda n: m.Attach(request=n, key=key.id, shard=0, clock=clock), what)
+    def _attach(self, key: KeyInfo, what: str, clock: int = -1, since: Generation = NO_GENERATION) -> int:
+        attach = partial(m.Attach, key=key.id, shard=0, clock=clock, term=since.term, number=since.number)
+        done, _ = self._client.request((key, 0), lambda n: attach(request=n), what)
         return int(done.detail)
 
     def _begin_at(self, key: KeyInfo, clock: int, what: str, first: int = 1) -> None:
@@ -181,12 +193,12 @@ class Declaring:
                 f"a rest on '{key.spec.name}'",
             )
 
-    def _level(self, entry: Entry) -> None:
-        """Take our place again on a key, as one that has made as many pushes as anybody, once all that were made are
-        acknowledged."""
+    def _level(self, entry: Entry, since: Generation = NO_GENERATION) -> None:
+        """Take our place again on a key, as one that has made as many pushes as anybody of this generation or a later
+        one, once all that were made are acknowledged."""
         self._client.settle(entry.key)
         what = f"the return to '{entry.key.spec.name}'"
-        self._begin_at(entry.key, self._attach(entry.key, what, LEVEL), what, first=0)
+        self._begin_at(entry.key, self._attach(entry.key, what, LEVEL, since), what, first=0)
         entry.is_resting = False
 
     def _give_first(self, entry: Entry, first: Array) -> None:
