@@ -79,6 +79,7 @@ def test_who_enters_when_somebody_has_died_is_level_with_the_others_on_every_key
         drops=8, large=0.6,
     )  # fmt: skip
     assert explore(920015682, limits).problem == ""
+    assert explore(970201451, limits).problem == ""  # a late copy of a question was answered in place of the next one
 
 
 @pytest.mark.parametrize(

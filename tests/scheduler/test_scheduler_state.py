@@ -113,3 +113,15 @@ def test_who_may_enter_because_somebody_died_is_told_in_which_generation_that_on
     assert [one for one in told if isinstance(one, m.Granted)] == [
         m.Granted(request=2, keys=(KEY,), may_enter=True, term=2, number=3)
     ]
+
+
+def test_a_late_copy_of_a_question_takes_nothing_from_the_next_one():
+    scene = Scene()
+    scene.take(1)
+    [granted] = scene.tell(1)
+    assert granted.batches == (0,)
+    [granted] = scene.take(2, done=(0,))
+    assert (granted.request, granted.batches) == (2, (1,))
+    assert scene.take(1, held=(0,)) == []  # on a link that was slow
+    [granted] = scene.take(3, done=(1,))
+    assert (granted.request, granted.batches) == (3, (2,))

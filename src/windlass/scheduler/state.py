@@ -77,6 +77,8 @@ class SchedulerState:
         effects: list[Effect] = []
         if work is None:
             work, effects = self._begin(namespace, take.workload, take.waits)
+        if work.is_late(peer, take):
+            return effects
         if work.book is None:
             work.early.append((peer, take))
             return effects
@@ -278,6 +280,7 @@ class SchedulerState:
         for work in self._works.values():
             for who in before.keys() - self.workers.keys():
                 work.leave(who)
+                work.heard.pop(who, None)
                 if work.book is not None:
                     work.book.lose(who)
             effects += self._ask_again(work)

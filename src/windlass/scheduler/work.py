@@ -49,6 +49,7 @@ class Work:
     outside: set[Incarnation] = field(default_factory=set)
     entering: set[Incarnation] = field(default_factory=set)
     left: set[Incarnation] = field(default_factory=set)  # who have left the loop; they may come again
+    heard: dict[Incarnation, int] = field(default_factory=dict)  # the number of what each has asked last
     waits: m.Waits = m.Waits.ROUNDS
 
     def come(self, peer: Incarnation, take: m.Take, now: float) -> None:
@@ -65,6 +66,11 @@ class Work:
         self.entering.discard(peer)
         self.left.discard(peer)
         self.founders.add(peer)
+
+    def is_late(self, peer: Incarnation, take: m.Take) -> bool:
+        """Whether the worker has asked again since: it had its answer, and has told what it has done with it."""
+        last, self.heard[peer] = self.heard.get(peer, 0), max(take.request, self.heard.get(peer, 0))
+        return take.request < last
 
     def leave(self, peer: Incarnation) -> None:
         self.asking.pop(peer, None)
