@@ -14,6 +14,7 @@ from windlass.store.updater import is_number
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
 from windlass.torch.buckets import BUCKET_BYTES
+from windlass.torch.inside import NeverSteps, has_step_hooks, let_step
 from windlass.torch.joining import store_for
 from windlass.torch.row_gradients import RowGradients
 from windlass.torch.serving import Serving
@@ -107,6 +108,9 @@ class Optimizer(torch.optim.Optimizer):
             averaging = self._averaging
             self._backward = Backward(self._model.tensors, averaging.on_gradient, averaging.finish_backward)
         self._model.backward = self._backward
+        let_step(optimizer)  # whatever was made of it earlier is closed by now, or gone
+        if mode == "store":
+            optimizer.register_step_pre_hook(NeverSteps(self._backward, self._model.who))
         self._begin_step()
 
     @property
@@ -290,7 +294,10 @@ class Optimizer(torch.optim.Optimizer):
         raise UsageError("an optimizer belongs to its store: copy the model, and make another of the copy")
 
     def close(self) -> None:
-        """Take the hooks off the parameters, and leave the name to another. Safe to repeat; the keys stay."""
+        """Take the hooks off the parameters, and leave the name to another; the optimizer inside may step by itself
+        again. Safe to repeat; the keys stay."""
+        if not self._backward.is_closed:
+            let_step(self._inner)
         self._model.close()
 
     def __repr__(self) -> str:
@@ -309,7 +316,7 @@ def _check(optimizer: torch.optim.Optimizer, mode: str) -> None:
         raise UsageError("this is a wl.torch.Optimizer already: give the torch optimizer itself")
     if mode not in MODES:
         raise UsageError(f"mode expects 'store' or 'allreduce', got {mode!r}")
-    if mode == "store" and (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks):
+    if mode == "store" and has_step_hooks(optimizer):
         raise UsageError(
             "the torch optimizer has step hooks, and with mode='store' it never steps: register them on the "
             "wl.torch.Optimizer, or use mode='allreduce'"
