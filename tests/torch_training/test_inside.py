@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 
 import pytest
 import torch
@@ -86,3 +87,40 @@ def test_with_allreduce_the_optimizer_inside_steps():
         before = values(model)
         one_step(model, optimizer, inner)
         assert not torch.equal(values(model)["first.weight"], before["first.weight"])
+
+
+@pytest.mark.parametrize("mode", ["store", "allreduce"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("is_scaled", [False, True], ids=["plain", "scaled"])
+def test_a_scheduler_on_the_optimizer_inside_sets_the_rates_without_a_warning(mode, when, is_scaled):
+    def train(store, steps=4):
+        model = Net()
+        inner = torch.optim.SGD(model.parameters(), lr=0.4)
+        scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5) if when == "before" else None
+        optimizer = inner if store is None else wl.torch.Optimizer(inner, store, mode=mode)
+        scheduler = scheduler or torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
+        scaler = torch.amp.GradScaler("cpu", enabled=is_scaled)
+        for x, y in batches(steps):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, x, y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+        return values(model), scheduler.get_last_lr()
+
+    with warnings.catch_warnings(), wl.Store() as store:
+        warnings.simplefilter("error")
+        found, rates = train(store)
+        wanted, wanted_rates = train(None)
+    assert rates == wanted_rates == [0.4 / 16]
+    assert_close(found, wanted)
+
+
+def test_a_scheduler_that_steps_before_any_step_still_warns():
+    with wl.Store() as store:
+        model = Net()
+        inner = torch.optim.SGD(model.parameters(), lr=0.4)
+        scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
+        _optimizer = wl.torch.Optimizer(inner, store)
+        with pytest.warns(UserWarning, match="before `optimizer.step"):
+            scheduler.step()

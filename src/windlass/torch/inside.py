@@ -30,6 +30,12 @@ class NeverSteps:
             )
 
 
+def count_step(inside: torch.optim.Optimizer) -> None:
+    """Tell schedulers that were made on it that a step is made, though its own step() is not called: they look for this
+    before their first, and would warn."""
+    inside._opt_called = True  # type: ignore[attr-defined]
+
+
 def let_step(inside: torch.optim.Optimizer) -> None:
     """It may step by itself again. Safe to repeat."""
     hooks = inside._optimizer_step_pre_hooks

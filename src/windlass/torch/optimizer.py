@@ -14,7 +14,7 @@ from windlass.store.updater import is_number
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
 from windlass.torch.buckets import BUCKET_BYTES
-from windlass.torch.inside import NeverSteps, has_step_hooks, let_step
+from windlass.torch.inside import NeverSteps, count_step, has_step_hooks, let_step
 from windlass.torch.joining import store_for
 from windlass.torch.row_gradients import RowGradients
 from windlass.torch.serving import Serving
@@ -157,6 +157,7 @@ class Optimizer(torch.optim.Optimizer):
             self._computing.end()
         with self.store.trace("step", category="optimizer"):
             loss = self._step(closure)
+        count_step(self._inner)
         self.store.begun_batches.clear()
         self._whole_step.end()
         self._begin_step()
