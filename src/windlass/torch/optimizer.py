@@ -10,6 +10,7 @@ import torch
 
 from windlass.errors import UsageError, options_checked
 from windlass.filters import Filter, filter_rules
+from windlass.filters.rules import without_threshold
 from windlass.store.updater import is_number
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
@@ -72,6 +73,9 @@ class Optimizer(torch.optim.Optimizer):
             raise UsageError("resume=True expects mode='store': with mode='allreduce' the store keeps nothing")
         if filters and mode != "store":
             raise UsageError("filters= expects mode='store': what they keep back has to be added to a later step")
+        filtered = filter_rules(filters, {})
+        if any(rule.path == "kkt" for rule in filtered):
+            raise UsageError(without_threshold("filters=", "KKT", f"torch's {type(optimizer).__name__}"))
         store = store_for(store, "wl.torch.Optimizer(optimizer{})")
         if mode == "allreduce" and not isinstance(store.options.consistency, Sequential):
             raise UsageError(
@@ -95,7 +99,7 @@ class Optimizer(torch.optim.Optimizer):
             mode=mode,
             optimizer=type(optimizer).__name__,
             groups=[_numbers(group) for group in optimizer.param_groups],
-            filters=[{rule.path: rule.config} for rule in filter_rules(filters, {})],
+            filters=[{rule.path: rule.config} for rule in filtered],
         )
         self._serving: Serving | None = None
         self._averaging: Averaging | None = None
