@@ -178,7 +178,7 @@ def test_groups_that_differ_in_number_are_an_error(two):
         parts = [[*model.parameters()]] if store.rank else [[*model.first.parameters()], [*model.second.parameters()]]
         wl.torch.Optimizer(torch.optim.SGD([{"params": part} for part in parts], lr=0.1), store)
 
-    with pytest.raises(wl.UsageError, match="worker-1 has 1 parameter group, worker-0 has 2"):
+    with pytest.raises(wl.UsageError, match="worker-1 has a different number of parameter groups: 1, worker-0 2"):
         two.run(train)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from windlass._words import count
 from windlass.errors import UsageError
 from windlass.torch.buckets import Parameter
 from windlass.torch.charter import Begun, Terms
@@ -57,7 +56,7 @@ def _same_groups(mine: Any, theirs: Any, me: str, who: str) -> None:
     if not isinstance(theirs, list):
         return
     if len(mine) != len(theirs):
-        raise UsageError(f"{me} has {count(len(mine), 'parameter group')}, {who} has {len(theirs)}")
+        raise UsageError(f"{me} has a different number of parameter groups: {len(mine)}, {who} {len(theirs)}")
     for number, (one, two) in enumerate(zip(mine, theirs, strict=True)):
         for name in [*one, *(name for name in two if name not in one)]:
             ours, other = (repr(group.get(name)) for group in (one, two))
