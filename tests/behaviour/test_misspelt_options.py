@@ -65,6 +65,11 @@ def test_the_error_names_the_option_that_was_meant(call, text):
             lambda store: wl.connect("127.0.0.1:1"),
             r"connect\(\) takes no arguments beside options, got 1: give others by name: manager, token, .*",
         ),
+        (
+            lambda store: wl.Cluster(3),
+            r"Cluster\(\) takes no arguments beside options, got 1: give others by name: servers, workers, .*",
+        ),
+        (lambda store: wl.Store(3), r"Store\(\) takes no arguments beside options, got 1: give consistency= by name"),
         (lambda store: wl.Constant(1.0, 2.0), r"Constant\(\) takes 1 argument, got 2"),
         (lambda store: wl.torch.wrap(), r"wrap\(\) needs model"),
         (lambda store: wl.torch.Optimizer(), r"Optimizer\(\) needs optimizer"),
