@@ -128,8 +128,8 @@ def unknown_options(called: str, unknown: Iterable[str], known: Sequence[str]) -
 
 
 def options_checked(called: Called) -> Called:
-    """The same call, or class, where an option that it has not got is told in our words instead of Python's. It costs a
-    call more, so it is not for what is called in a training loop."""
+    """The same call, or class, where arguments that it does not take, or lacks, are told in our words instead of
+    Python's. It costs a call more, so it is not for what is called in a training loop."""
     if isinstance(called, type):
         called.__init__ = options_checked(called.__init__)  # type: ignore[misc]
         return called
@@ -139,20 +139,51 @@ def options_checked(called: Called) -> Called:
         try:
             return called(*args, **options)
         except TypeError:
-            if error := _unknown(called, options):
+            if error := _misfit(called, args, options):
                 raise error from None
             raise
 
     return cast(Called, checked)
 
 
-def _unknown(called: Callable[..., Any], options: dict[str, Any]) -> UsageError | None:
+def _misfit(called: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> UsageError | None:
+    """What is wrong with the arguments of a call that has raised TypeError; None if nothing is. Python binds arguments
+    before it runs anything: where they fit, the error is from inside the call, and is not ours to rename."""
     import inspect
 
-    parameters = inspect.signature(called).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    signature = inspect.signature(called)
+    try:
+        signature.bind(*args, **options)
+    except TypeError:
+        pass
+    else:
         return None
-    known = [each.name for each in parameters if each.name != "self" and each.kind is not each.VAR_POSITIONAL]
-    unknown = [name for name in options if name not in known]
     words = called.__qualname__.split(".")
-    return unknown_options(words[-2 if words[-1] == "__init__" else -1], unknown, known) if unknown else None
+    name = words[-2 if words[-1] == "__init__" else -1]
+    parameters = list(signature.parameters.values())
+    if parameters and parameters[0].name == "self":
+        parameters, args = parameters[1:], args[1:]
+    kinds = {each.kind for each in parameters}
+    known = [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    unknown = [option for option in options if option not in known]
+    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
+        return unknown_options(name, unknown, known)
+    placed = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    given = {*placed[: len(args)], *options}
+    lacks = [each.name for each in parameters if each.name in known and each.default is each.empty]
+    lacks = [each for each in lacks if each not in given]
+    if len(args) > len(placed) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        return _surplus(name, len(args), len(placed), lacks or [each for each in known if each not in given])
+    if lacks:
+        return UsageError(f"{name}() needs {' and '.join(lacks)}")
+    twice = [each for each in placed[: len(args)] if each in options]
+    return UsageError(f"{name}() got {twice[0]} twice: by its place, and by name") if twice else None
+
+
+def _surplus(called: str, given: int, most: int, by_name: Sequence[str]) -> UsageError:
+    """The error of a caller who gave too many arguments without a name."""
+    noun = "argument" if most == 1 else "arguments"
+    if not by_name:
+        return UsageError(f"{called}() takes {most} {noun}, got {given}")
+    meant = f"give {by_name[0]}= by name" if len(by_name) == 1 else f"give others by name: {', '.join(by_name)}"
+    return UsageError(f"{called}() takes {most or 'no'} {noun} beside options, got {given}: {meant}")

@@ -147,6 +147,39 @@ def test_an_id_list_is_sent_once_and_named_by_its_digest_from_then_on(cluster, k
         assert all_after == 3 * after
 
 
+class Shrinking(wl.Updater):
+    def threshold(self, state):
+        return 0.5
+
+    def update(self, value, grad, state, step):
+        moved = value - grad
+        value[...] = np.sign(moved) * np.maximum(np.abs(moved) - 0.5, 0)
+
+
+@pytest.mark.parametrize("update", ["add", "merge", wl.SGD(lr=0.1), wl.Adam()], ids=str)
+def test_kkt_is_refused_where_the_updater_has_no_threshold(update):
+    wanted = r"'w': KKT\(.*\) goes by the updater's threshold, and \w+ has none: use wl.FTRL"
+    with wl.Store() as store:
+        with pytest.raises(wl.UsageError, match=wanted):
+            store.create("w", np.zeros(4, np.float32), update=update, filters=[wf.KKT()])
+        with pytest.raises(wl.UsageError, match=wanted):
+            store.create_table("w", dim=4, update=update, filters=["kkt"])
+        assert not store.keys()
+
+
+@pytest.mark.parametrize("update", [wl.FTRL(lr=0.5, l1=0.5), Shrinking()], ids=["ftrl", "own"])
+def test_kkt_goes_by_the_threshold_of_any_updater_that_has_one(update):
+    with wl.Store() as store:
+        store.create("w", np.zeros(4, np.float32), update=update, filters=[wf.KKT()])
+        store.create_table("rows", dim=4, update=update, filters=[wf.KKT()])
+        store.pull("w")
+        store.pull("rows", ids=[1])
+        store.push("w", np.full(4, 0.25, np.float32)).wait()
+        store.push("rows", np.full((1, 4), 0.25, np.float32), ids=[1]).wait()
+        for name in ("w", "rows"):
+            assert store.status()["filters"][name]["residual_norm"] == pytest.approx(0.5)
+
+
 def test_kkt_with_ftrl_leaves_out_what_would_not_move_a_weight(cluster, key):
     """A small problem with an L1 penalty: the weights are as without the filter, and most gradients stay at home."""
 

@@ -1,4 +1,5 @@
-"""An option that a call has not got is a UsageError that names the one that was meant, and those that there are."""
+"""An option that a call has not got is a UsageError that names the one that was meant, and those that there are. What
+is missing, or was given without its name, is told in the same way."""
 
 from __future__ import annotations
 
@@ -44,6 +45,41 @@ def test_the_error_names_the_option_that_was_meant(call, text):
     assert "; known: " in str(caught.value) or "? known: " in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda store: store.create_table("e"), r"create_table\(\) needs dim"),
+        (lambda store: store.create_table(), r"create_table\(\) needs key and dim"),
+        (
+            lambda store: store.create_table("e", 16),
+            r"create_table\(\) takes 1 argument beside options, got 2: give dim= by name",
+        ),
+        (lambda store: store.create("w"), r"create\(\) needs value"),
+        (lambda store: store.create("w", VALUE, key="w"), r"create\(\) got key twice: by its place, and by name"),
+        (lambda store: wl.Group(), r"Group\(\) needs over"),
+        (
+            lambda store: wl.Group(store, [[0]]),
+            r"Group\(\) takes 1 argument beside options, got 2: give others by name: machines, timeout",
+        ),
+        (
+            lambda store: wl.connect("127.0.0.1:1"),
+            r"connect\(\) takes no arguments beside options, got 1: give others by name: manager, token, .*",
+        ),
+        (
+            lambda store: wl.Cluster(3),
+            r"Cluster\(\) takes no arguments beside options, got 1: give others by name: servers, workers, .*",
+        ),
+        (lambda store: wl.Store(3), r"Store\(\) takes no arguments beside options, got 1: give consistency= by name"),
+        (lambda store: wl.Constant(1.0, 2.0), r"Constant\(\) takes 1 argument, got 2"),
+        (lambda store: wl.torch.wrap(), r"wrap\(\) needs model"),
+        (lambda store: wl.torch.Optimizer(), r"Optimizer\(\) needs optimizer"),
+    ],
+)
+def test_an_argument_that_is_missing_or_has_no_name_is_told_in_our_words(call, text):
+    with pytest.raises(wl.UsageError, match=f"^{text}$"):
+        call(wl.Store())
+
+
 def test_a_type_error_of_the_call_itself_passes():
     @options_checked
     def double(number: int, *, times: int = 2) -> int:
@@ -51,8 +87,22 @@ def test_a_type_error_of_the_call_itself_passes():
 
     with pytest.raises(TypeError, match="has no len"):
         double(1, times=3)
-    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+    with pytest.raises(wl.UsageError, match=r"^double\(\) needs number$"):
         double(times=3)
+
+
+def test_a_type_error_of_what_the_call_calls_passes():
+    """Even if it is of a call of the same name, with arguments that are wrong in the same way."""
+
+    def inner(number: int, *, times: int) -> int:
+        return number * times
+
+    @options_checked
+    def outer(number: int, *, times: int = 1) -> int:
+        return inner(number, times, 3)  # type: ignore[call-arg, misc]
+
+    with pytest.raises(TypeError, match=r"inner\(\) takes 1 positional argument but 3"):
+        outer(1, times=2)
 
 
 def test_a_call_that_takes_any_option_is_left_alone():

@@ -50,3 +50,16 @@ def test_the_package_runs_as_the_command() -> None:
     told = subprocess.run([sys.executable, "-m", "windlass", "--version"], capture_output=True, text=True, check=False)
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout.startswith("windlass ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("logistic", "x", "--workers", "0"), ("logistic", "fit", "x", "--workers", "0"), ("demo", "-w", "0")]
+)
+def test_a_number_that_is_too_small_is_told_in_our_words_with_the_help_that_one_would_type(
+    arguments: tuple[str, ...],
+) -> None:
+    told = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "120", "TERM": "dumb"}, prog_name="windlass")
+    assert told.exit_code == 2
+    assert f"Usage: windlass {arguments[0]} [" in told.output
+    assert f"Try 'windlass {arguments[0]} --help'" in told.output
+    assert "Invalid value for '--workers' / '-w': expected a number of at least 1" in told.output

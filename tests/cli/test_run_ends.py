@@ -76,14 +76,15 @@ def test_a_manager_that_is_silent_as_a_worker_leaves_is_asked_again_whether_it_h
         assert "windlass: no worker called wl.connect(): the script ran 2 times" in done.stderr
 
 
-@pytest.mark.parametrize(("workers", "times"), [(1, "1 time"), (3, "3 times")])
+@pytest.mark.parametrize(("workers", "times"), [(1, "once, on its own"), (3, "3 times, each time on its own")])
 def test_a_script_that_nowhere_connects_is_told_that_its_workers_shared_nothing(
     script: Path, workers: int, times: str
 ) -> None:
     script.write_text("print('trained')")
     done = windlass("run", "--workers", workers, script)
     assert done.returncode == 0
-    assert f"windlass: no worker called wl.connect(): the script ran {times}, each time on its own" in done.stderr
+    assert f"windlass: no worker called wl.connect(): the script ran {times}; to share" in done.stderr
+    assert "a script that opens its own wl.Cluster is started by `python`" in done.stderr
 
 
 def test_of_workers_that_have_connected_nothing_is_said(script: Path) -> None:

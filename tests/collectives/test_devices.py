@@ -56,7 +56,7 @@ def test_nan_is_handed_on_by_min_and_max(strategy):
 @pytest.mark.parametrize(
     ("tensors", "options", "said"),
     [
-        ([], {}, "one tensor per device, got list"),
+        ([], {}, "one tensor per device, and it is empty"),
         (np.zeros((2, 3)), {}, "one tensor per device, got ndarray"),
         ([np.zeros(3), np.zeros(4)], {}, "tensor 1 is float64 of shape \\(4,\\), tensor 0 is float64 of shape"),
         ([np.zeros(3), torch.zeros(3)], {}, "tensor 1 is float32 of shape \\(3,\\), tensor 0 is float64"),

@@ -164,9 +164,21 @@ def test_options_and_optimizers_that_differ_are_an_error_that_names_them(two):
 
 def test_learning_rates_that_differ_from_the_start_are_an_error_that_shows_both(two):
     def train(store):
-        wl.torch.Optimizer(torch.optim.SGD(Net().parameters(), lr=0.1 * (1 + store.rank)), store)
+        model = Net()
+        groups = [{"params": model.first.parameters()}, {"params": model.second.parameters(), "lr": 0.1 + store.rank}]
+        wl.torch.Optimizer(torch.optim.SGD(groups, lr=0.1, momentum=0.5), store)
 
-    with pytest.raises(wl.UsageError, match=r"worker-1 has groups=\[\{'lr': 0.2.*worker-0 groups=\[\{'lr': 0.1"):
+    with pytest.raises(wl.UsageError, match=r"^worker-1 has lr=1.1 in parameter group 1, worker-0 has lr=0.1 there\n"):
+        two.run(train)
+
+
+def test_groups_that_differ_in_number_are_an_error(two):
+    def train(store):
+        model = Net()
+        parts = [[*model.parameters()]] if store.rank else [[*model.first.parameters()], [*model.second.parameters()]]
+        wl.torch.Optimizer(torch.optim.SGD([{"params": part} for part in parts], lr=0.1), store)
+
+    with pytest.raises(wl.UsageError, match="worker-1 has a different number of parameter groups: 1, worker-0 2"):
         two.run(train)
 
 

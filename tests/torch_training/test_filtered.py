@@ -100,6 +100,9 @@ def test_what_does_not_fit_is_refused():
         wl.torch.Optimizer(sgd, store, mode="allreduce", filters=[wf.Int8()])
     with pytest.raises(wl.UsageError, match="filters= expects a list of filters"):
         wl.torch.Optimizer(sgd, store, filters=wf.Int8())
+    for kkt in (wf.KKT(), "kkt"):
+        with pytest.raises(wl.UsageError, match="KKT goes by the updater's threshold, and torch's SGD has none"):
+            wl.torch.Optimizer(sgd, store, filters=[kkt])
     with pytest.raises(wl.UsageError, match="IdCache"):
         train(store, filters=[wf.IdCache()])
 

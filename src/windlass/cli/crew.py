@@ -101,10 +101,11 @@ class Crew:
                     return 1
         self._drain()
         if len(self._unconnected) == self._num_workers and not self._have_some_connected():
-            times = count(self._num_workers, "time")
+            number = self._num_workers
+            ran = "once, on its own" if number == 1 else f"{number:,} times, each time on its own"
             self._output.say(
-                f"no worker called wl.connect(): the script ran {times}, each time on its own; "
-                "to share values, begin it with store = wl.connect()",
+                f"no worker called wl.connect(): the script ran {ran}; to share values, begin it with store = "
+                "wl.connect(); a script that opens its own wl.Cluster is started by `python`, without windlass run",
                 is_error=True,
             )
         return 0

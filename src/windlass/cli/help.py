@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import typer.core
+
+_TOO_SMALL = re.compile(r"(?:greater than or equal to |in the range x>=)(\d+)")  # as one typer or another puts it
 
 
 class _Plain:
@@ -19,6 +22,16 @@ class _Plain:
             elif param.is_flag:
                 param.metavar = ""
         return params
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer's; a number that is too small is told in our words."""
+        try:
+            left: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        except typer.BadParameter as error:
+            if found := _TOO_SMALL.search(error.message):
+                error.message = f"expected a number of at least {found[1]}"
+            raise
+        return left
 
 
 def _no_type(ctx: Any) -> None:
@@ -42,8 +55,13 @@ class FitByDefault(Group):
         return super().parse_args(ctx, args)
 
 
-class Unnamed(Command):
-    """The usage of `fit` is what one types, and one does not type its name."""
+class _UnnamedContext(typer.core.TyperCommand.context_class):  # type: ignore[misc, valid-type]
+    @property
+    def command_path(self) -> str:
+        return str(self.parent.command_path)
 
-    def format_usage(self, ctx: Any, formatter: Any) -> None:
-        formatter.write_usage(ctx.parent.command_path, " ".join(self.collect_usage_pieces(ctx)))
+
+class Unnamed(Command):
+    """The usage of `fit`, and what an error says to try, is what one types; and one does not type its name."""
+
+    context_class = _UnnamedContext

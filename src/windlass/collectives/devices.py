@@ -118,8 +118,10 @@ def run_step(step: Step, holders: Sequence[Holder], reducer: Reducer) -> None:
 
 def check_tensors(tensors: Sequence[Any], what: str) -> Kind:
     """The kind of all of them. UsageError names the first that differs, or that is another's memory."""
-    if is_torch(tensors) or isinstance(tensors, np.ndarray) or not isinstance(tensors, Sequence) or not tensors:
+    if is_torch(tensors) or isinstance(tensors, np.ndarray) or not isinstance(tensors, Sequence):
         raise UsageError(f"{what}: expected a list with one tensor per device, got {type(tensors).__name__}")
+    if not tensors:
+        raise UsageError(f"{what}: expected a list with one tensor per device, and it is empty")
     first = kind_of(tensors[0], f"{what}, tensor 0")
     seen = {_address(tensors[0]): 0}
     for index, tensor in enumerate(tensors[1:], start=1):

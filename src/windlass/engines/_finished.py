@@ -88,8 +88,9 @@ class Doubts:
 
     def _told(self, op: Op, name: str, made: Pushes) -> str:
         key, me = op.key.spec.name, f"worker-{self._client.state.rank}"
+        then = "Let all workers make equally many"
         if key == BARRIER:
-            what = f"{me} waits for it at barrier()"
+            what, then = f"{me} waits for it at barrier()", "Let all workers call barrier() equally often"
         elif key.startswith(EXCHANGE):
             what = f"{me} waits to hear from it, in making a wl.torch.Optimizer or Group, say, or in its first steps"
         elif op.key.id not in made:
@@ -98,8 +99,6 @@ class Doubts:
             what = f"{me} waits for its push {made[op.key.id] + 1} on '{key}'"
         if self._client.state.is_late:
             then = f"{me} came to a run under way, and began at the beginning: deal out the steps by store.batches()"
-        else:
-            then = "Let all workers make equally many"
         return f"{name} has finished its function and makes no further step; {what}. {then}"
 
     def _lacks_first_value(self, request: Request, task: Waitable, finished: dict[int, Pushes]) -> UsageError | None:

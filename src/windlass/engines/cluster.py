@@ -55,6 +55,7 @@ class Cluster:
     the last checkpoint and calls the function again; "fail", the default, raises LostRange. Not thread-safe.
     """
 
+    @options_checked
     def __init__(
         self,
         *,

@@ -14,7 +14,7 @@ from windlass._transport.inprocess import Network
 from windlass._transport.loop import Loop
 from windlass._wire.messages import Join
 from windlass.engines._compiling import noticed
-from windlass.errors import unknown_options
+from windlass.errors import options_checked, unknown_options
 from windlass.manager.state import ManagerConfig, ManagerState
 from windlass.scheduler import Hosted
 from windlass.server.state import ServerConfig, ServerState
@@ -33,6 +33,7 @@ SERVER, WORKER = Incarnation(1), Incarnation(2)
 class Store(Assigns):
     """The embedded store: `wl.Store()`. One worker, one server, this process."""
 
+    @options_checked
     def __init__(self, *, consistency: Consistency | None = None, **options: Any) -> None:
         known = list(StoreOptions.__dataclass_fields__)
         if unknown := [name for name in options if name not in known]:

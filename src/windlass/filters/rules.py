@@ -19,6 +19,8 @@ from windlass.filters.small_gradient import SmallGradient
 from windlass.filters.top_k import TopK
 from windlass.filters.zstd import Zstd
 from windlass.store import naming
+from windlass.store.update import resolve_updater
+from windlass.store.updater import Updater
 from windlass.types import KeySpec, Rule
 
 BUILT_IN: dict[str, type[Filter]] = {
@@ -55,6 +57,24 @@ def chain_of(spec: KeySpec, local: Mapping[str, object]) -> Chain:
             "update='add', wl.SGD(...) or another updater; got 'assign'"
         )
     return chain
+
+
+def check_filters(spec: KeySpec, local: Mapping[str, object]) -> None:
+    """UsageError if the filters of a key that is declared do not fit it, or one another, or its updater."""
+    kkt = next((each for each in chain_of(spec, local).filters if isinstance(each, KKT)), None)
+    if kkt is None:
+        return
+    updater = resolve_updater(spec.update, local)
+    if type(updater).threshold is Updater.threshold:
+        raise UsageError(without_threshold(f"'{spec.name}'", str(kkt), type(updater).__name__))
+
+
+def without_threshold(where: str, kkt: str, updater: str) -> str:
+    """What is said of a KKT that would send everything, because nobody tells it what it need not send."""
+    return (
+        f"{where}: {kkt} goes by the updater's threshold, and {updater} has none: use wl.FTRL(...), an updater with "
+        "threshold(), or another filter"
+    )
 
 
 def _rule(given: str | Filter, local: dict[str, object] | None) -> Rule:

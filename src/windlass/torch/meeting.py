@@ -37,6 +37,8 @@ def same_model(mine: Terms, theirs: Terms) -> None:
     who = f"worker-{theirs.rank}" + (" before it" if mine.rank == theirs.rank else "")
     for option, value in mine.agreed.items():
         other = theirs.agreed.get(option)
+        if option == "groups" and value != other:
+            _same_groups(value, other, me, who)
         if value != other:
             raise UsageError(f"{me} has {option}={value!r}, {who} {option}={other!r}")
     ours, first = mine.parameters, theirs.parameters
@@ -47,6 +49,19 @@ def same_model(mine: Terms, theirs: Terms) -> None:
         longer, shorter = (me, who) if len(ours) > len(first) else (who, me)
         extra = max(ours, first, key=len)[min(len(ours), len(first))]
         raise UsageError(f"{longer} has {_told(extra)}, which {shorter} does not have")
+
+
+def _same_groups(mine: Any, theirs: Any, me: str, who: str) -> None:
+    """UsageError that names the first number of a parameter group in which these two workers differ."""
+    if not isinstance(theirs, list):
+        return
+    if len(mine) != len(theirs):
+        raise UsageError(f"{me} has a different number of parameter groups: {len(mine)}, {who} {len(theirs)}")
+    for number, (one, two) in enumerate(zip(mine, theirs, strict=True)):
+        for name in [*one, *(name for name in two if name not in one)]:
+            ours, other = (repr(group.get(name)) for group in (one, two))
+            if ours != other:
+                raise UsageError(f"{me} has {name}={ours} in parameter group {number}, {who} has {name}={other} there")
 
 
 def same_part(mine: Begun, theirs: Begun, names: Sequence[str]) -> None:

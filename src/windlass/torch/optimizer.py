@@ -10,10 +10,12 @@ import torch
 
 from windlass.errors import UsageError, options_checked
 from windlass.filters import Filter, filter_rules
+from windlass.filters.rules import without_threshold
 from windlass.store.updater import is_number
 from windlass.torch.averaging import Averaging
 from windlass.torch.backward import Backward
 from windlass.torch.buckets import BUCKET_BYTES
+from windlass.torch.inside import NeverSteps, count_step, has_step_hooks, let_step
 from windlass.torch.joining import store_for
 from windlass.torch.row_gradients import RowGradients
 from windlass.torch.serving import Serving
@@ -71,6 +73,9 @@ class Optimizer(torch.optim.Optimizer):
             raise UsageError("resume=True expects mode='store': with mode='allreduce' the store keeps nothing")
         if filters and mode != "store":
             raise UsageError("filters= expects mode='store': what they keep back has to be added to a later step")
+        filtered = filter_rules(filters, {})
+        if any(rule.path == "kkt" for rule in filtered):
+            raise UsageError(without_threshold("filters=", "KKT", f"torch's {type(optimizer).__name__}"))
         store = store_for(store, "wl.torch.Optimizer(optimizer{})")
         if mode == "allreduce" and not isinstance(store.options.consistency, Sequential):
             raise UsageError(
@@ -94,7 +99,7 @@ class Optimizer(torch.optim.Optimizer):
             mode=mode,
             optimizer=type(optimizer).__name__,
             groups=[_numbers(group) for group in optimizer.param_groups],
-            filters=[{rule.path: rule.config} for rule in filter_rules(filters, {})],
+            filters=[{rule.path: rule.config} for rule in filtered],
         )
         self._serving: Serving | None = None
         self._averaging: Averaging | None = None
@@ -107,6 +112,9 @@ class Optimizer(torch.optim.Optimizer):
             averaging = self._averaging
             self._backward = Backward(self._model.tensors, averaging.on_gradient, averaging.finish_backward)
         self._model.backward = self._backward
+        let_step(optimizer)  # whatever was made of it earlier is closed by now, or gone
+        if mode == "store":
+            optimizer.register_step_pre_hook(NeverSteps(self._backward, self._model.who))
         self._begin_step()
 
     @property
@@ -153,6 +161,7 @@ class Optimizer(torch.optim.Optimizer):
             self._computing.end()
         with self.store.trace("step", category="optimizer"):
             loss = self._step(closure)
+        count_step(self._inner)
         self.store.begun_batches.clear()
         self._whole_step.end()
         self._begin_step()
@@ -290,7 +299,10 @@ class Optimizer(torch.optim.Optimizer):
         raise UsageError("an optimizer belongs to its store: copy the model, and make another of the copy")
 
     def close(self) -> None:
-        """Take the hooks off the parameters, and leave the name to another. Safe to repeat; the keys stay."""
+        """Take the hooks off the parameters, and leave the name to another; the optimizer inside may step by itself
+        again. Safe to repeat; the keys stay."""
+        if not self._backward.is_closed:
+            let_step(self._inner)
         self._model.close()
 
     def __repr__(self) -> str:
@@ -309,7 +321,7 @@ def _check(optimizer: torch.optim.Optimizer, mode: str) -> None:
         raise UsageError("this is a wl.torch.Optimizer already: give the torch optimizer itself")
     if mode not in MODES:
         raise UsageError(f"mode expects 'store' or 'allreduce', got {mode!r}")
-    if mode == "store" and (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks):
+    if mode == "store" and has_step_hooks(optimizer):
         raise UsageError(
             "the torch optimizer has step hooks, and with mode='store' it never steps: register them on the "
             "wl.torch.Optimizer, or use mode='allreduce'"

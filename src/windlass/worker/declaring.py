@@ -10,7 +10,7 @@ from typing import Any
 from windlass._wire import messages as m
 from windlass.errors import UsageError, options_checked
 from windlass.filters import Filter, filter_rules
-from windlass.filters.rules import chain_of
+from windlass.filters.rules import chain_of, check_filters
 from windlass.store.reduce import Reducer, reducer_rule, resolve_reducer
 from windlass.store.update import Updater, updater_rule
 from windlass.types import (
@@ -118,7 +118,7 @@ class Declaring:
             together=together,
             filters=go_through,
         )
-        chain_of(spec, self._local or {})  # raises for what does not fit
+        check_filters(spec, self._local or {})
         self._declare(spec, f"create('{key}')", like.kind, flat, gives)
 
     def _declare(

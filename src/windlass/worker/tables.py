@@ -11,7 +11,7 @@ import numpy as np
 from windlass._wire import messages as m
 from windlass.errors import UsageError, options_checked
 from windlass.filters import Filter, filter_rules
-from windlass.filters.rules import chain_of
+from windlass.filters.rules import check_filters
 from windlass.store.initial import Initial, initial_rule
 from windlass.store.reduce import Reducer, reducer_rule
 from windlass.store.table_options import table_options
@@ -164,7 +164,7 @@ class Tables(Declaring):
             table=table,
             filters=go_through,
         )
-        chain_of(spec, self._local or {})  # raises for what does not fit
+        check_filters(spec, self._local or {})
         with declaring(key):
             table_options(spec, table)  # raises for what no table can be
         self._declare(spec, f"create_table('{key}')", "numpy", None)
