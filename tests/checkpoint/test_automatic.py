@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -67,10 +68,37 @@ def test_what_cannot_be_saved_is_warned_of_and_the_run_goes_on(tmp_path, caplog)
                 _count(store, 1, 0.01)
             return float(store.pull("w").min()) == pushes
 
-        assert cluster.run(work) == [True]
+        cluster.run(_then_free, work, place)
         assert num_warned() >= 2
-    said = [record.getMessage() for record in caplog.records]
-    assert said[-1].endswith("expected a directory for checkpoints, got a file; what was saved before is there")
+        assert cluster.last_checkpoint.startswith(f"{place}/step-")
+
+
+def _then_free(store: wl.Store, work: Callable[[wl.Store], bool], place: Path) -> None:
+    """The place is free again before the end."""
+    assert work(store)
+    place.unlink()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_run_whose_last_save_fails_raises_why_and_names_the_last_good_checkpoint(tmp_path, is_first):
+    place, other = tmp_path / "place", tmp_path / "other"
+
+    def work(store):
+        _count(store, 1)
+        if not is_first:
+            store.save(other)
+        place.rmdir()
+        place.touch()
+
+    with wl.Cluster(engine="threads", checkpoint=place) as cluster:
+        with pytest.raises(wl.ClusterError) as caught:
+            cluster.run(work)
+        told = str(caught.value)
+        assert told.startswith(f"the run ended well, but could not be saved to '{place}': ")
+        assert "expected a directory for checkpoints, got a file; " in told
+        good = "there is no checkpoint of it" if is_first else f"the last good checkpoint is '{other}/step-000001'"
+        assert f"; {good}; the keys have their values until the cluster is closed" in told
+        assert cluster.store().save(other) == f"{other}/step-000001"
 
 
 @pytest.mark.parametrize(
@@ -173,3 +201,31 @@ def test_a_server_that_is_lost_again_and_again_ends_in_an_error(tmp_path):
         assert f"on_server_loss='restore' goes back to the last checkpoint, '{cluster.last_checkpoint}'" in told
         assert "or have that done" not in told  # it is done already
         assert sum(node.role == "server" for node in cluster.nodes()) == 4  # one, and three in its place
+
+
+def _lose_at_last(store: wl.Store, pid: int, flag: Path, saves: bool) -> float:
+    """The first time, a server dies after the last push: nobody needs it any more, but whoever saves."""
+    result = _count(store, 2)
+    if saves and not flag.exists():
+        store.save(flag.parent / "saved")
+    if not flag.exists():
+        flag.touch()
+        os.kill(pid, signal.SIGKILL)
+    return result
+
+
+@pytest.mark.parametrize(("on_server_loss", "saves"), [("fail", True), ("restore", False)])
+def test_what_is_lost_before_the_last_save_is_an_error_of_the_run(tmp_path, on_server_loss, saves):
+    options = {"servers": 2, "chunk_bytes": 16 << 10, "on_server_loss": on_server_loss}
+    with (
+        wl.Cluster(**options, checkpoint=tmp_path / "saved") as cluster,
+        pytest.raises(wl.LostRange, match=r"held by (server-1|a server), which died"),
+    ):
+        cluster.run(_lose_at_last, _pid(cluster), tmp_path / "flag", saves)
+
+
+def test_what_is_lost_before_the_last_save_is_made_again_from_the_last_checkpoint(tmp_path):
+    options = {"servers": 2, "chunk_bytes": 16 << 10, "on_server_loss": "restore"}
+    with wl.Cluster(**options, checkpoint=tmp_path / "saved") as cluster:
+        assert cluster.run(_lose_at_last, _pid(cluster), tmp_path / "flag", True) == [4.0]
+        assert cluster.last_checkpoint == f"{tmp_path}/saved/step-000004"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from tests.cli.command import windlass
 from windlass.checkpoint import Reader, list_checkpoints
@@ -74,3 +78,87 @@ def test_an_interval_without_a_place_is_the_callers_mistake(tmp_path: Path) -> N
     done = windlass("run", "--checkpoint-every", 3, script)
     assert (done.returncode, done.stdout) == (2, "")
     assert "checkpoint_every expects checkpoint=" in done.stderr
+
+
+LOSE_AT_LAST = """
+import os, pathlib, signal, sys
+import numpy as np
+import windlass as wl
+store = wl.connect()
+root, flag = map(pathlib.Path, sys.argv[1:3])
+store.create("w", np.zeros(9000, np.float32), update="add")
+began = store.version("w")
+store.push("w", np.ones(9000, np.float32)).wait()
+if not flag.exists():
+    flag.touch()
+    if "save" in sys.argv: store.save(root)
+    os.kill(next(node["pid"] for node in store.status()["nodes"] if node["role"] == "server"), signal.SIGKILL)
+print("began with", began)
+"""
+
+
+def _lose_at_last(tmp_path: Path, on_server_loss: str, *words: str) -> subprocess.CompletedProcess[str]:
+    script, root, flag = tmp_path / "train.py", tmp_path / "saved", tmp_path / "flag"
+    script.write_text(LOSE_AT_LAST)
+    options = ("--checkpoint", root, "--on-server-loss", on_server_loss)
+    return windlass("run", *options, script, root, flag, *words)
+
+
+@pytest.mark.parametrize(("on_server_loss", "words"), [("fail", ("save",)), ("restore", ())])
+def test_a_run_that_cannot_be_saved_because_a_server_died_at_last_fails(
+    tmp_path: Path, on_server_loss: str, words: tuple[str, ...]
+) -> None:
+    done = _lose_at_last(tmp_path, on_server_loss, *words)
+    assert (done.returncode, done.stdout) == (1, "[worker-0] began with 0\n"), done.stderr
+    lost = r"^windlass: elements \[0, \d+\) of 'w' were held by (server-0|a server), which died"
+    assert re.search(lost, done.stderr, re.M), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_goes_back_to_its_checkpoint_if_a_server_died_after_the_last_push(tmp_path: Path) -> None:
+    done = _lose_at_last(tmp_path, "restore", "save")
+    assert (done.returncode, done.stdout) == (0, "[worker-0] began with 0\n[worker-0] began with 1\n"), done.stderr
+    assert f" died; going back to '{tmp_path}/saved/step-000001'" in done.stderr
+    assert Reader(tmp_path / "saved").array("w").min() == 2.0
+
+
+SPOIL = """
+import pathlib, sys, time
+import numpy as np
+import windlass as wl
+store = wl.connect()
+root = pathlib.Path(sys.argv[1])
+store.create("w", np.zeros(9000, np.float32), update="add")
+store.push("w", np.ones(9000, np.float32)).wait()
+root.rmdir()
+root.touch()
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_a_run_that_cannot_be_saved_at_its_end_fails_and_says_so(tmp_path: Path) -> None:
+    script, root = tmp_path / "train.py", tmp_path / "saved"
+    script.write_text(SPOIL)
+    done = windlass("run", "--checkpoint", root, script, root, 0)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"windlass: the run ended well, but could not be saved to '{root}': ")
+    assert line.endswith("got a file; there is no checkpoint of it")
+
+
+def test_a_save_that_fails_meanwhile_is_told_as_the_commands_own_words(tmp_path: Path) -> None:
+    script, root = tmp_path / "train.py", tmp_path / "saved"
+    script.write_text(SPOIL.replace("root.rmdir()", "import shutil; shutil.rmtree(root)"))
+    done = windlass("run", "--checkpoint", root, "--checkpoint-every", 0.3, script, root, 2)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert any(one.startswith(f"windlass: no checkpoint was saved to '{root}': ") for one in lines), lines
+    assert all(one.startswith("windlass: ") for one in lines), lines
+
+
+def test_scripts_that_never_join_leave_nothing_to_save(tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text("print('alone')")
+    done = windlass("run", "--checkpoint", tmp_path / "saved", script)
+    assert (done.returncode, done.stdout) == (0, "[worker-0] alone\n"), done.stderr
+    assert list_checkpoints(tmp_path / "saved") == []

@@ -53,6 +53,7 @@ class Crew:
         self._output = output
         self._running: dict[str, Child] = {}
         self.lost_servers: list[str] = []
+        self.is_alone = False  # all have ended, and none of them had joined the cluster
         self._unconnected: set[str] = set()  # left with status 0, and the manager has not said that it saw them
         self._looker: Looker | None = None
         self._num_replaced: dict[str, int] = {}
@@ -101,6 +102,7 @@ class Crew:
                     return 1
         self._drain()
         if len(self._unconnected) == self._num_workers and not self._have_some_connected():
+            self.is_alone = True
             times = count(self._num_workers, "time")
             self._output.say(
                 f"no worker called wl.connect(): the script ran {times}, each time on its own; "

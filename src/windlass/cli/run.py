@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -18,7 +18,7 @@ from windlass.engines._launch import files_told
 from windlass.engines._saving import Autosave, SavePlan, restorable, restore
 from windlass.engines.config import Options
 from windlass.engines.processes import ProcessEngine, check_transport
-from windlass.errors import UsageError
+from windlass.errors import LostRange, UsageError
 from windlass.types import Bounded, Consistency, Eventual, Sequential
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -64,13 +64,20 @@ def _run(job: Job, output: Output) -> int:
             engine.open()
         for num_restores in count():
             crew = Crew(engine, job.workers, job.script, output, is_return=num_restores > 0)
-            status = _watch(job, engine, crew)
-            if status == 0 or not crew.lost_servers:
+            lost: LostRange | None = None
+            try:
+                status = _watch(job, engine, crew, output)
+            except LostRange as error:  # all workers have ended well, but what they made is gone
+                lost = error
+            if lost is None and (status == 0 or not crew.lost_servers):
                 return status
             path = restorable(job.save, engine, num_restores)
+            if not path and lost is not None:
+                raise lost
             if not path:
                 return status
-            output.say(f"{', '.join(crew.lost_servers)} died; going back to '{path}', and the workers begin again")
+            died = ", ".join(crew.lost_servers) or (lost.server if lost is not None else "")
+            output.say(f"{died} died; going back to '{path}', and the workers begin again")
             restore(engine, job.servers, path)
         raise AssertionError
     finally:
@@ -80,24 +87,29 @@ def _run(job: Job, output: Output) -> int:
             output.say(engine.collector.written.text)
 
 
-def _watch(job: Job, engine: ProcessEngine, crew: Crew) -> int:
-    """Start the workers, and give the exit status of the run when they have ended."""
+def _watch(job: Job, engine: ProcessEngine, crew: Crew, output: Output) -> int:
+    """Start the workers, and give the exit status of the run when they have ended. Raises what Autosave does."""
+
+    def warn(text: str) -> None:
+        with suppress(Interrupted):  # the main thread finds out itself that nobody reads
+            output.say(text, is_error=True)
+
     try:
-        with Autosave(job.save, engine.driver):
+        with Autosave(job.save, engine.driver, warn=warn):
             crew.start()
             status = crew.watch()
-            if status:
-                raise _Failed
+            if status or crew.is_alone:
+                raise _Unsaved
             return status
-    except _Failed:
+    except _Unsaved:
         return status
     finally:
         with _unbroken():  # the end takes two seconds at most, and a second Ctrl-C must not cut it in half
             crew.stop()
 
 
-class _Failed(Exception):
-    """A worker failed: what there is now is not saved."""
+class _Unsaved(Exception):
+    """A worker failed, or none has ever joined: what there is now is not saved."""
 
 
 @contextmanager

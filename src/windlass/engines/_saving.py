@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike, fspath
 from types import TracebackType
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from windlass.checkpoint import Reader, verify
 from windlass.checkpoint.folder import Folder
+from windlass.checkpoint.listing import State, look_at
 from windlass.errors import ClusterError, DamagedCheckpoint, LostRange, UsageError, WindlassError
 from windlass.types import Role
 from windlass.worker.checkpoint import load
@@ -72,10 +74,19 @@ class SavePlan:
 
 class Autosave:
     """Inside the block a thread saves every so often; at its end everything is saved once more, unless by an exception.
-    What cannot be saved is warned of, and tried again the next time. `store` gives the handle to save by."""
+    What cannot be saved meanwhile is warned of, and tried again the next time. What cannot be saved at the end is
+    raised: LostRange if it was lost with a server, else a ClusterError with the reason and `advice`. `store` gives the
+    handle to save by; `warn` is called in the thread."""
 
-    def __init__(self, plan: SavePlan, store: Callable[[], DriverStore]) -> None:
-        self._plan, self._store = plan, store
+    def __init__(
+        self,
+        plan: SavePlan,
+        store: Callable[[], DriverStore],
+        *,
+        warn: Callable[[str], object] = log.warning,
+        advice: str = "",
+    ) -> None:
+        self._plan, self._store, self._warn, self._advice = plan, store, warn, advice
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -87,22 +98,20 @@ class Autosave:
 
     def _run(self) -> None:
         while not self._is_over.wait(self._plan.every_seconds):
-            if not self._save(f"it is tried again in {self._plan.every_seconds:g} s"):
-                return
+            try:
+                self._save()
+            except LostRange:
+                return  # it cannot be saved later either, and the run will hear of it
+            except (WindlassError, OSError) as error:
+                if not self._is_over.is_set():
+                    then = f"it is tried again in {self._plan.every_seconds:g} s"
+                    self._warn(f"no checkpoint was saved to '{self._plan.path}': {error}; {then}")
 
-    def _save(self, then: str) -> bool:
-        """Whether it makes sense to go on: what is lost cannot be saved later either, and the run will hear of it."""
-        try:
-            store = self._store()
-            names = store.keys()
-            if any(map(store.version, names)):  # what nobody has pushed to is not worth a checkpoint
-                store.save(self._plan.path, keep=self._plan.keep)
-        except LostRange:
-            return False
-        except WindlassError as error:
-            if not self._is_over.is_set() or self._thread is not threading.current_thread():
-                log.warning("no checkpoint was saved to '%s': %s; %s", self._plan.path, error, then)
-        return True
+    def _save(self) -> None:
+        store = self._store()
+        names = store.keys()
+        if any(map(store.version, names)):  # what nobody has pushed to is not worth a checkpoint
+            store.save(self._plan.path, keep=self._plan.keep)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -111,7 +120,28 @@ class Autosave:
         if self._thread is not None:
             self._thread.join(None if kind is None else STOP_SECONDS)
         if kind is None and self._plan.path:
-            self._save("what was saved before is there")
+            self._save_at_last()
+
+    def _save_at_last(self) -> None:
+        try:
+            self._save()
+        except LostRange:
+            raise
+        except (WindlassError, OSError) as error:
+            last = self._last_good()
+            before = f"the last good checkpoint is '{last}'" if last else "there is no checkpoint of it"
+            raise ClusterError(
+                f"the run ended well, but could not be saved to '{self._plan.path}': {error}; {before}{self._advice}"
+            ) from error
+
+    def _last_good(self) -> str:
+        """The last checkpoint of this cluster, if it is still there; empty if not, or if that cannot be found out."""
+        with suppress(WindlassError, OSError):
+            path = str(self._store()._manager_says()["checkpoint"])
+            listed = look_at(Folder.at(path)) if path else None
+            if listed is not None and listed.state is State.COMPLETE:
+                return path
+        return ""
 
 
 class Engine(Protocol):

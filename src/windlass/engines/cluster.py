@@ -33,6 +33,8 @@ from windlass.worker.store import Store
 
 log = logging.getLogger("windlass")
 
+_UNSAVED = "; the keys have their values until the cluster is closed: cluster.store().save() saves them elsewhere"
+
 
 class Cluster:
     """Starts a manager, servers and workers, and ends them all when the block is left, however it is left.
@@ -109,7 +111,8 @@ class Cluster:
         """Call `function(store, *args, **kwargs)` in every worker and give the results in rank order.
 
         Blocks. The first exception of a worker is raised here, with its rank and traceback as a note; the others'
-        waits are ended. After a failed run the next one starts with new workers; keys and values stay.
+        waits are ended. After a failed run the next one starts with new workers; keys and values stay. A run that ended
+        well, but whose checkpoint cannot be saved, is a ClusterError that says why, and which is the last good one.
         """
         self._check_open()
         if not callable(function):
@@ -118,7 +121,7 @@ class Cluster:
             self._engine.driver()  # now: two threads are about to want it
         for num_restores in count():
             try:
-                with files_told("run a function"), Autosave(self._save_plan, self._engine.driver):
+                with files_told("run a function"), Autosave(self._save_plan, self._engine.driver, advice=_UNSAVED):
                     return self._engine.run(function, args, kwargs, is_again=num_restores > 0)
             except LostRange as lost:
                 path = restorable(self._save_plan, self._engine, num_restores)
