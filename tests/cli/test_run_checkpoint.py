@@ -77,7 +77,57 @@ def test_an_interval_without_a_place_is_the_callers_mistake(tmp_path: Path) -> N
     script.touch()
     done = windlass("run", "--checkpoint-every", 3, script)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "checkpoint_every expects checkpoint=" in done.stderr
+    assert done.stderr == "windlass: --checkpoint-every expects --checkpoint to say where checkpoints are saved\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--checkpoint", "x", "--checkpoint-every", -1), "--checkpoint-every expects seconds above 0, got -1.0"),
+        (("--checkpoint", __file__), "--checkpoint expects a place to save to: "),
+        (("--replicas", 1), "--replicas expects a whole number below the number of servers (1), got 1"),
+        (("--on-server-loss", "retry"), "--on-server-loss expects 'fail' or 'restore', got 'retry'"),
+        (("--on-worker-loss", "retry"), "--on-worker-loss expects 'fail', 'continue' or 'wait', got 'retry'"),
+    ],
+)
+def test_a_mistake_is_told_by_the_name_of_the_option(tmp_path: Path, options: tuple[object, ...], text: str) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    done = windlass("run", *options, script, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"windlass: {text}")
+
+
+LOSE_AND_NEED = """
+import os, signal, sys
+import numpy as np
+import windlass as wl
+store = wl.connect()
+store.create("w", np.zeros(9000, np.float32), update="add")
+store.push("w", np.ones(9000, np.float32)).wait()
+os.kill(next(node["pid"] for node in store.status()["nodes"] if node["role"] == "server"), signal.SIGKILL)
+store.pull("w")
+"""
+
+
+def test_a_server_that_dies_before_the_first_checkpoint_is_told_as_that(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LOSE_AND_NEED)
+    place = ("--checkpoint", tmp_path / "saved", "--checkpoint-every", 600)
+    done = windlass("run", *place, "--on-server-loss", "restore", script)
+    assert done.returncode == 1, done.stderr
+    assert "SIGKILL; if what only it held is needed, the run goes back to the last checkpoint\n" in done.stderr
+    assert "has nothing to go back to, no checkpoint was saved yet: begin anew" in done.stderr
+    assert "windlass: server-0 died, and the run does not go back: no checkpoint was saved yet\n" in done.stderr
+    assert "without --checkpoint" not in done.stderr
+
+
+def test_to_go_back_without_a_place_to_save_to_is_warned_of(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import windlass as wl; wl.connect()")
+    done = windlass("run", "--on-server-loss", "restore", script)
+    text = "--on-server-loss restore, without --checkpoint, can only go back to what the script itself saves"
+    assert (done.returncode, done.stderr) == (0, f"windlass: {text}\n")
 
 
 LOSE_AT_LAST = """

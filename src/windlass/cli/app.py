@@ -133,7 +133,7 @@ def run(
     from windlass.trace.collector import check_path
 
     with _reported(context):
-        check_replicas(replicas, servers)
+        check_replicas(replicas, servers, "--replicas")
         job = Job(
             servers=servers,
             workers=workers,
@@ -143,11 +143,11 @@ def run(
                 timeout=timeout,
                 trace=check_path(trace),
                 replicas=replicas,
-                on_worker_loss=check_on_worker_loss(on_worker_loss),
+                on_worker_loss=check_on_worker_loss(on_worker_loss, "--on-worker-loss"),
                 restores=on_server_loss == "restore",
             ),
             script=check_script(script, arguments or [], is_module=is_module),
-            save=SavePlan(checkpoint, checkpoint_every, keep, on_server_loss),
+            save=SavePlan(checkpoint, checkpoint_every, keep, on_server_loss, is_command=True),
         )
         status = run_job(job)
     raise typer.Exit(status)

@@ -43,9 +43,18 @@ class Crew:
     """Starts and watches the workers of an open engine. One thread; `stop` ends them in any state."""
 
     def __init__(
-        self, engine: ProcessEngine, num_workers: int, script: Script, output: Output, *, is_return: bool = False
+        self,
+        engine: ProcessEngine,
+        num_workers: int,
+        script: Script,
+        output: Output,
+        *,
+        is_return: bool = False,
+        goes_back: bool = False,
     ) -> None:
-        """With `is_return` a crew before this one was stopped: nobody begins before all are there."""
+        """With `is_return` a crew before this one was stopped: nobody begins before all are there. With `goes_back` the
+        loss of a server takes the run back to its last checkpoint."""
+        self._goes_back = goes_back
         self._engine = engine
         self._num_workers = num_workers
         self._script = script
@@ -147,6 +156,8 @@ class Crew:
             if child.name.startswith("server-"):
                 self.lost_servers.append(child.name)
             then = "workers that need it will get a ClusterError"
+            if self._goes_back and child.name.startswith("server-"):
+                then = "if what only it held is needed, the run goes back to the last checkpoint"
             if self._engine.has_replicas and child.name != "manager":
                 then = "others have what it held, and go on"
             if child.name == "manager" and not self._engine.has_failed:

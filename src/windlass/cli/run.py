@@ -15,7 +15,7 @@ from windlass.cli.crew import Crew
 from windlass.cli.output import Interrupted, Output
 from windlass.cli.script import Script
 from windlass.engines._launch import files_told
-from windlass.engines._saving import Autosave, SavePlan, restorable, restore
+from windlass.engines._saving import MAX_RESTORES, Autosave, SavePlan, restorable, restore
 from windlass.engines.config import Options
 from windlass.engines.processes import ProcessEngine, check_transport
 from windlass.errors import LostRange, UsageError
@@ -50,6 +50,10 @@ def run(job: Job) -> int:
 
 def _run(job: Job, output: Output) -> int:
     job.save.check_place()
+    if job.save.on_server_loss == "restore" and not job.save.path:
+        output.say(
+            "--on-server-loss restore, without --checkpoint, can only go back to what the script itself saves"
+        )
     with files_told("open the cluster"):
         engine = ProcessEngine(
             servers=job.servers,
@@ -63,7 +67,10 @@ def _run(job: Job, output: Output) -> int:
         with files_told("open the cluster"):
             engine.open()
         for num_restores in count():
-            crew = Crew(engine, job.workers, job.script, output, is_return=num_restores > 0)
+            goes_back = job.save.on_server_loss == "restore" and num_restores < MAX_RESTORES
+            crew = Crew(
+                engine, job.workers, job.script, output, is_return=num_restores > 0, goes_back=goes_back
+            )
             lost: LostRange | None = None
             try:
                 status = _watch(job, engine, crew, output)
@@ -72,11 +79,14 @@ def _run(job: Job, output: Output) -> int:
             if lost is None and (status == 0 or not crew.lost_servers):
                 return status
             path = restorable(job.save, engine, num_restores)
+            died = ", ".join(crew.lost_servers) or (lost.server if lost is not None else "")
+            if not path and job.save.on_server_loss == "restore":
+                why = "no checkpoint was saved yet" if goes_back else f"a run goes back {MAX_RESTORES} times at most"
+                output.say(f"{died} died, and the run does not go back: {why}", is_error=True)
             if not path and lost is not None:
                 raise lost
             if not path:
                 return status
-            died = ", ".join(crew.lost_servers) or (lost.server if lost is not None else "")
             output.say(f"{died} died; going back to '{path}', and the workers begin again")
             restore(engine, job.servers, path)
         raise AssertionError

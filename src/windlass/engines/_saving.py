@@ -38,17 +38,24 @@ class SavePlan:
     every_seconds: float | None = None
     keep: int | None = 3
     on_server_loss: str = "fail"
+    is_command: bool = False  # given by the options of a command: errors call them so
 
     def __post_init__(self) -> None:
         every = self.every_seconds
+        none = "" if self.is_command else ", or None"
         if every is not None and (isinstance(every, bool) or not isinstance(every, int | float) or not 0 < every < 1e9):
-            raise UsageError(f"checkpoint_every expects seconds above 0, or None, got {every!r}")
+            raise UsageError(f"{self._called('checkpoint_every')} expects seconds above 0{none}, got {every!r}")
         if every is not None and not self.path:
-            raise UsageError("checkpoint_every expects checkpoint= to say where checkpoints are saved")
+            place = "--checkpoint" if self.is_command else "checkpoint="
+            raise UsageError(f"{self._called('checkpoint_every')} expects {place} to say where checkpoints are saved")
         if self.keep is not None and (type(self.keep) is not int or self.keep < 1):
             raise UsageError(f"keep expects a whole number of at least 1, or None to remove nothing, got {self.keep!r}")
         if self.on_server_loss not in ("fail", "restore"):
-            raise UsageError(f"on_server_loss expects 'fail' or 'restore', got {self.on_server_loss!r}")
+            called, given = self._called("on_server_loss"), self.on_server_loss
+            raise UsageError(f"{called} expects 'fail' or 'restore', got {given!r}")
+
+    def _called(self, option: str) -> str:
+        return f"--{option.replace('_', '-')}" if self.is_command else option
 
     def check_place(self) -> None:
         """Raise UsageError where nothing can be saved: better now than after hours of training."""
@@ -56,7 +63,7 @@ class SavePlan:
             try:
                 Folder.at(self.path).make()
             except ClusterError as error:
-                raise UsageError(f"checkpoint expects a place to save to: {error}") from None
+                raise UsageError(f"{self._called('checkpoint')} expects a place to save to: {error}") from None
 
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> SavePlan:
