@@ -109,12 +109,42 @@ def test_a_run_whose_last_save_fails_raises_why_and_names_the_last_good_checkpoi
         ({"checkpoint": "x", "keep": 0}, "keep expects a whole number of at least 1"),
         ({"checkpoint": 3}, "checkpoint expects a path or a URL, got 3"),
         ({"checkpoint": __file__}, "checkpoint expects a place to save to: .* cannot be made: File exists"),
+        ({"load": 3}, "load expects a path or a URL, got 3"),
+        ({"load": __file__}, "load expects a checkpoint, or a directory of them, got a file"),
+        ({"load": "nowhere/step-000003"}, "load expects a checkpoint: there is none at 'nowhere/step-000003'"),
         ({"on_server_loss": "retry"}, "on_server_loss expects 'fail' or 'restore', got 'retry'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(options, text):
     with pytest.raises(wl.UsageError, match=text):
         wl.Cluster(engine="threads", **options)
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_cluster_goes_on_with_the_newest_checkpoint_and_begins_anew_where_there_is_none(tmp_path, caplog, engine):
+    options = {"engine": engine, "workers": 2, "checkpoint": tmp_path, "load": tmp_path}
+    with wl.Cluster(**options) as cluster:
+        assert cluster.run(_count, 2) == [4.0] * 2
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"there is no checkpoint in '{tmp_path}' yet: this run begins anew"]
+    with wl.Cluster(**options, servers=2) as cluster:
+        assert cluster.last_checkpoint == f"{tmp_path}/step-000002"
+        assert cluster.run(_count, 2) == [8.0] * 2
+        assert cluster.last_checkpoint == f"{tmp_path}/step-000004"
+    assert [record.getMessage() for record in caplog.records] == said
+    with wl.Cluster(engine=engine, workers=2, load=tmp_path / "step-000002") as cluster:
+        assert cluster.run(_count, 1) == [6.0] * 2
+
+
+def test_a_run_that_begins_anew_beside_older_checkpoints_is_warned_of(tmp_path, caplog):
+    for _ in range(2):
+        with wl.Cluster(engine="threads", checkpoint=tmp_path, keep=2) as cluster:
+            cluster.run(_count, 3)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == (
+        f"there are checkpoints in '{tmp_path}', the newest is '{tmp_path}/step-000003'; this run begins anew, "
+        f"unless it loads one itself, and keep=2 will remove the oldest; load='{tmp_path}' goes on with the newest"
+    )
 
 
 # --- a server is lost -------------------------------------------------------------------------------------------------

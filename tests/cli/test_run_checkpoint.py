@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import windlass
+from tests.cli.command import finish, started, windlass
 from windlass.checkpoint import Reader, list_checkpoints
 
 TRAIN = """
@@ -177,19 +177,19 @@ import pathlib, sys, time
 import numpy as np
 import windlass as wl
 store = wl.connect()
-root = pathlib.Path(sys.argv[1])
+root, flag = map(pathlib.Path, sys.argv[1:])
+root.rmdir()  # nothing has been saved there: nothing has been pushed
+root.touch()
 store.create("w", np.zeros(9000, np.float32), update="add")
 store.push("w", np.ones(9000, np.float32)).wait()
-root.rmdir()
-root.touch()
-time.sleep(float(sys.argv[2]))
+while not flag.exists(): time.sleep(0.05)
 """
 
 
 def test_a_run_that_cannot_be_saved_at_its_end_fails_and_says_so(tmp_path: Path) -> None:
     script, root = tmp_path / "train.py", tmp_path / "saved"
     script.write_text(SPOIL)
-    done = windlass("run", "--checkpoint", root, script, root, 0)
+    done = windlass("run", "--checkpoint", root, script, root, script)
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"windlass: the run ended well, but could not be saved to '{root}': ")
@@ -197,13 +197,17 @@ def test_a_run_that_cannot_be_saved_at_its_end_fails_and_says_so(tmp_path: Path)
 
 
 def test_a_save_that_fails_meanwhile_is_told_as_the_commands_own_words(tmp_path: Path) -> None:
-    script, root = tmp_path / "train.py", tmp_path / "saved"
-    script.write_text(SPOIL.replace("root.rmdir()", "import shutil; shutil.rmtree(root)"))
-    done = windlass("run", "--checkpoint", root, "--checkpoint-every", 0.3, script, root, 2)
-    lines = done.stderr.splitlines()
-    assert done.returncode == 1
-    assert any(one.startswith(f"windlass: no checkpoint was saved to '{root}': ") for one in lines), lines
-    assert all(one.startswith("windlass: ") for one in lines), lines
+    script, root, flag = tmp_path / "train.py", tmp_path / "saved", tmp_path / "flag"
+    script.write_text(SPOIL)
+    with started("run", "--checkpoint", root, "--checkpoint-every", 0.3, script, root, flag) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        flag.touch()
+        assert line.startswith(f"windlass: no checkpoint was saved to '{root}': ")
+        assert line.endswith("; it is tried again in 0.3 s\n")
+        status, _, told, _ = finish(process)
+    assert status == 1
+    assert all(one.startswith("windlass: ") for one in told.splitlines()), told
 
 
 def test_scripts_that_never_join_leave_nothing_to_save(tmp_path: Path) -> None:
@@ -212,3 +216,56 @@ def test_scripts_that_never_join_leave_nothing_to_save(tmp_path: Path) -> None:
     done = windlass("run", "--checkpoint", tmp_path / "saved", script)
     assert (done.returncode, done.stdout) == (0, "[worker-0] alone\n"), done.stderr
     assert list_checkpoints(tmp_path / "saved") == []
+
+
+COUNT = """
+import numpy as np
+import windlass as wl
+store = wl.connect()
+store.create("w", np.zeros(9000, np.float32), update="add")
+began = store.version("w")
+store.barrier()
+for _ in range(3): store.push("w", np.ones(9000, np.float32)).wait()
+store.barrier()
+print("from", began, "to", float(store.pull("w").min()))
+"""
+
+
+def _count(tmp_path: Path, *options: object) -> tuple[list[str], str]:
+    """What the workers said, and what the command did."""
+    script = tmp_path / "count.py"
+    script.write_text(COUNT)
+    done = windlass("run", "--workers", 2, "--checkpoint", tmp_path / "saved", *options, script)
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines()), done.stderr
+
+
+def test_the_same_command_begins_anew_and_later_goes_on(tmp_path: Path) -> None:
+    root = tmp_path / "saved"
+    said, told = _count(tmp_path, "--load", root)
+    assert said == [f"[worker-{rank}] from 0 to 6.0" for rank in range(2)]
+    assert told == f"windlass: there is no checkpoint in '{root}' yet: this run begins anew\n"
+    said, told = _count(tmp_path, "--load", root, "--servers", 2)
+    assert said == [f"[worker-{rank}] from 3 to 12.0" for rank in range(2)]
+    assert told == f"windlass: going on from '{root}/step-000003'\n"
+    assert [one.name for one in list_checkpoints(root)] == ["step-000003", "step-000006"]
+
+
+def test_a_run_beside_older_checkpoints_says_that_it_begins_anew(tmp_path: Path) -> None:
+    root = tmp_path / "saved"
+    _, told = _count(tmp_path)
+    assert told == ""
+    said, told = _count(tmp_path)
+    assert said == [f"[worker-{rank}] from 0 to 6.0" for rank in range(2)]
+    newest = f"the newest is '{root}/step-000003'"
+    assert told.startswith(f"windlass: there are checkpoints in '{root}', {newest}; this run begins anew")
+    assert told.endswith(f", and --keep 3 will remove the oldest; --load {root} goes on with the newest\n")
+
+
+def test_a_worker_that_leaves_before_it_joins_a_loaded_cluster_is_not_waited_for(tmp_path: Path) -> None:
+    _count(tmp_path)
+    script = tmp_path / "count.py"
+    script.write_text("import os, sys\nif os.environ['WINDLASS_RANK'] == '1': sys.exit()\n" + COUNT)
+    done = windlass("run", "--workers", 2, "--load", tmp_path / "saved", script)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "windlass: worker-1 exited before it connected, and worker-0 waits for it in connect()" in done.stderr

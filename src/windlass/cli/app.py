@@ -108,6 +108,9 @@ def run(
     checkpoint_every: Annotated[
         float | None, typer.Option(help="Save it every so often meanwhile, too.", metavar="SECONDS", show_default=False)
     ] = None,
+    load: Annotated[
+        str, typer.Option(help="Begin with this checkpoint, or a directory's newest, if it has one.", metavar="PATH")
+    ] = "",
     keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of these checkpoints stay.")] = 3,
     on_server_loss: Annotated[
         str,
@@ -147,7 +150,7 @@ def run(
                 restores=on_server_loss == "restore",
             ),
             script=check_script(script, arguments or [], is_module=is_module),
-            save=SavePlan(checkpoint, checkpoint_every, keep, on_server_loss, is_command=True),
+            save=SavePlan(checkpoint, checkpoint_every, keep, on_server_loss, load, is_command=True),
         )
         status = run_job(job)
     raise typer.Exit(status)

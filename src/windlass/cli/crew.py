@@ -52,8 +52,9 @@ class Crew:
         is_return: bool = False,
         goes_back: bool = False,
     ) -> None:
-        """With `is_return` a crew before this one was stopped: nobody begins before all are there. With `goes_back` the
-        loss of a server takes the run back to its last checkpoint."""
+        """With `is_return` the cluster is there already: a crew before it was stopped, or a checkpoint was loaded.
+        Then nobody begins before all are there. With `goes_back` the loss of a server takes the run back to its last
+        checkpoint."""
         self._goes_back = goes_back
         self._engine = engine
         self._num_workers = num_workers
@@ -206,7 +207,8 @@ class Crew:
         nodes, generation = self._ask_manager()
         self._unconnected -= nodes or set()
         waiting = sorted(name for name in self._running if name in (nodes or ()))
-        if generation != 0 or not waiting or not self._unconnected:
+        is_under_way = generation != 0 and not self._num_awaited  # those who await all others have not begun either
+        if is_under_way or not waiting or not self._unconnected:
             return False
         gone, here = ", ".join(sorted(self._unconnected)), ", ".join(waiting)
         verb = "waits" if len(waiting) == 1 else "wait"

@@ -54,10 +54,11 @@ def _run(job: Job, output: Output) -> int:
         output.say(
             "--on-server-loss restore, without --checkpoint, can only go back to what the script itself saves"
         )
+    begins_with = job.save.to_load(output.say)
     with files_told("open the cluster"):
         engine = ProcessEngine(
             servers=job.servers,
-            workers=job.workers,
+            workers=0 if begins_with else job.workers,  # then it is complete, and can be loaded to, before they come
             transport=_local(job.transport),
             options=job.options,
             server_state="",
@@ -66,11 +67,13 @@ def _run(job: Job, output: Output) -> int:
     try:
         with files_told("open the cluster"):
             engine.open()
+        if begins_with:
+            engine.driver().load(begins_with)
+            output.say(f"going on from '{begins_with}'")
         for num_restores in count():
             goes_back = job.save.on_server_loss == "restore" and num_restores < MAX_RESTORES
-            crew = Crew(
-                engine, job.workers, job.script, output, is_return=num_restores > 0, goes_back=goes_back
-            )
+            is_return = num_restores > 0 or bool(begins_with)
+            crew = Crew(engine, job.workers, job.script, output, is_return=is_return, goes_back=goes_back)
             lost: LostRange | None = None
             try:
                 status = _watch(job, engine, crew, output)

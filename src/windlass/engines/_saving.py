@@ -11,9 +11,9 @@ from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
-from windlass.checkpoint import Reader, verify
+from windlass.checkpoint import Reader, exists, list_checkpoints, verify
 from windlass.checkpoint.folder import Folder
-from windlass.checkpoint.listing import State, look_at
+from windlass.checkpoint.listing import NUMBERED, State, look_at
 from windlass.errors import ClusterError, DamagedCheckpoint, LostRange, UsageError, WindlassError
 from windlass.types import Role
 from windlass.worker.checkpoint import load
@@ -32,12 +32,13 @@ STOP_SECONDS = 1.0
 class SavePlan:
     """Where checkpoints go, how often, how many stay; and what is done when a server is lost with what only it held."""
 
-    OPTIONS: ClassVar = ("checkpoint", "checkpoint_every", "keep", "on_server_loss")
+    OPTIONS: ClassVar = ("checkpoint", "checkpoint_every", "keep", "on_server_loss", "load")
 
     path: str = ""
     every_seconds: float | None = None
     keep: int | None = 3
     on_server_loss: str = "fail"
+    load: str = ""  # what the store has before the first run
     is_command: bool = False  # given by the options of a command: errors call them so
 
     def __post_init__(self) -> None:
@@ -65,18 +66,47 @@ class SavePlan:
             except ClusterError as error:
                 raise UsageError(f"{self._called('checkpoint')} expects a place to save to: {error}") from None
 
+    def to_load(self, warn: Callable[[str], object]) -> str:
+        """The checkpoint to begin with; empty where the run begins anew, and `warn` is told if that may be a surprise.
+        Raises UsageError for what can be no place of checkpoints, and DamagedCheckpoint if the newest there is."""
+        if self.load:
+            if exists(self.load):
+                return Reader(self.load).path
+            folder = Folder.at(self.load)
+            if folder.is_file():
+                raise UsageError(f"{self._called('load')} expects a checkpoint, or a directory of them, got a file")
+            if not folder.exists() and NUMBERED.fullmatch(folder.name):
+                raise UsageError(f"{self._called('load')} expects a checkpoint: there is none at '{self.load}'")
+            warn(f"there is no checkpoint in '{self.load}' yet: this run begins anew")
+        elif self.path:
+            there = [one.path for one in list_checkpoints(self.path) if one.state is State.COMPLETE]
+            if there:
+                warn(f"there are checkpoints in '{self.path}', the newest is '{there[-1]}'; {self._begins_anew()}")
+        return ""
+
+    def _begins_anew(self) -> str:
+        instead = f"--load {self.path}" if self.is_command else f"load='{self.path}'"
+        kept = f"--keep {self.keep}" if self.is_command else f"keep={self.keep}"
+        removed = f", and {kept} will remove the oldest" if self.keep is not None else ""
+        return f"this run begins anew, unless it loads one itself{removed}; {instead} goes on with the newest"
+
     @classmethod
     def taken_from(cls, options: dict[str, Any]) -> SavePlan:
         """Take what concerns checkpoints out of a cluster's options."""
-        path: str | PathLike[str] | None = options.pop("checkpoint", None)
-        if path is not None and not isinstance(path, str | PathLike):
-            raise UsageError(f"checkpoint expects a path or a URL, got {path!r:.60}")
         return cls(
-            fspath(path) if path is not None else "",
+            _path(options, "checkpoint"),
             options.pop("checkpoint_every", None),
             options.pop("keep", 3),
             options.pop("on_server_loss", "fail"),
+            _path(options, "load"),
         )
+
+
+def _path(options: dict[str, Any], name: str) -> str:
+    path: str | PathLike[str] | None = options.pop(name, None)
+    if path is not None and not isinstance(path, str | PathLike):
+        raise UsageError(f"{name} expects a path or a URL, got {path!r:.60}")
+    return fspath(path) if path is not None else ""
 
 
 class Autosave:

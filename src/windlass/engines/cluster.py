@@ -54,7 +54,9 @@ class Cluster:
 
     With `checkpoint="path"` every `run` ends with a save there, of which `keep=3` stay; `checkpoint_every=60` saves
     every minute meanwhile, too. When a server is lost with what only it held, `on_server_loss="restore"` goes back to
-    the last checkpoint and calls the function again; "fail", the default, raises LostRange. Not thread-safe.
+    the last checkpoint and calls the function again; "fail", the default, raises LostRange. With `load="path"` the
+    store begins with that checkpoint, or with the newest in that directory; where there is none yet, it begins empty.
+    Not thread-safe.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Cluster:
         if not isinstance(chaos, bool) or (chaos and engine == "threads"):
             raise UsageError(f"chaos expects True or False, and engine='processes', got {chaos!r} and {engine!r}")
         self._save_plan.check_place()
+        begins_with = self._save_plan.to_load(log.warning)
         restores = self._save_plan.on_server_loss == "restore"
         given = {"replicas": replicas, "chaos": OWN_LEDGER if chaos else "", "restores": restores}
         chosen = _options(consistency, options | given)
@@ -106,6 +109,12 @@ class Cluster:
         else:
             raise UsageError(f"engine expects 'processes' or 'threads', got {engine!r}")
         self._engine = _opened(make)
+        if begins_with:
+            try:
+                self._engine.driver().load(begins_with)
+            except BaseException:
+                self.close()
+                raise
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call `function(store, *args, **kwargs)` in every worker and give the results in rank order.
