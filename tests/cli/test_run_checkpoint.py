@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import finish, started, windlass
+from tests.cli.command import finish, read_lines, started, windlass
 from windlass.checkpoint import Reader, list_checkpoints
 
 TRAIN = """
@@ -269,3 +271,28 @@ def test_a_worker_that_leaves_before_it_joins_a_loaded_cluster_is_not_waited_for
     done = windlass("run", "--workers", 2, "--load", tmp_path / "saved", script)
     assert (done.returncode, done.stdout) == (1, "")
     assert "windlass: worker-1 exited before it connected, and worker-0 waits for it in connect()" in done.stderr
+
+
+SLEEP = """
+import sys, time
+import numpy as np
+import windlass as wl
+store = wl.connect()
+store.create("w", np.zeros(9000, np.float32), update="add")
+store.push("w", np.ones(9000, np.float32)).wait()
+if len(sys.argv) > 1: store.save(sys.argv[1])
+print("up")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_run_that_is_stopped_says_which_checkpoint_is_the_last(tmp_path: Path, saves: bool) -> None:
+    script, root = tmp_path / "sleep.py", tmp_path / "saved"
+    script.write_text(SLEEP)
+    with started("run", "--checkpoint", root, script, *([root] if saves else [])) as process:
+        assert read_lines(process, 1) == ["[worker-0] up"]
+        os.killpg(process.pid, signal.SIGINT)
+        status, _, told, _ = finish(process)
+    left = f"the last checkpoint is '{root}/step-000001'" if saves else "no checkpoint was saved yet"
+    assert (status, told) == (130, f"windlass: stopped by SIGINT; {left}\n")

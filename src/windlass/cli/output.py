@@ -28,6 +28,7 @@ class Interrupted(BaseException):
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
+        self.left = ""  # what there is to go on from, in words; empty if nothing is to be said of it
 
 
 class Lines:

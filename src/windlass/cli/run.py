@@ -11,15 +11,16 @@ from itertools import count
 from pathlib import Path
 from types import FrameType
 
-from windlass.cli.crew import Crew
+from windlass.cli.crew import ANSWER_SECONDS, Crew
 from windlass.cli.output import Interrupted, Output
 from windlass.cli.script import Script
 from windlass.engines._launch import files_told
 from windlass.engines._saving import MAX_RESTORES, Autosave, SavePlan, restorable, restore
 from windlass.engines.config import Options
+from windlass.engines.look import Looker
 from windlass.engines.processes import ProcessEngine, check_transport
-from windlass.errors import LostRange, UsageError
-from windlass.types import Bounded, Consistency, Eventual, Sequential
+from windlass.errors import LostRange, UsageError, WindlassError
+from windlass.types import Bounded, Consistency, Eventual, Role, Sequential
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -44,7 +45,7 @@ def run(job: Job) -> int:
             return _run(job, output)
     except Interrupted as interrupt:
         if interrupt.signum != signal.SIGPIPE:
-            output.say(f"stopped by {signal.Signals(interrupt.signum).name}")
+            output.say(f"stopped by {signal.Signals(interrupt.signum).name}{interrupt.left}")
         return 128 + interrupt.signum
 
 
@@ -93,6 +94,11 @@ def _run(job: Job, output: Output) -> int:
             output.say(f"{died} died; going back to '{path}', and the workers begin again")
             restore(engine, job.servers, path)
         raise AssertionError
+    except Interrupted as interrupt:
+        if engine.manager:
+            with _unbroken():
+                interrupt.left = _left(job, engine)
+        raise
     finally:
         _ignore()
         engine.close()
@@ -119,6 +125,18 @@ def _watch(job: Job, engine: ProcessEngine, crew: Crew, output: Output) -> int:
     finally:
         with _unbroken():  # the end takes two seconds at most, and a second Ctrl-C must not cut it in half
             crew.stop()
+
+
+def _left(job: Job, engine: ProcessEngine) -> str:
+    """What a run that is stopped leaves to go on from. Blocks for half a second at most."""
+    try:
+        with Looker(engine.config(Role.DRIVER, -1)) as looker:
+            path = looker.manager(ANSWER_SECONDS)["checkpoint"]
+    except WindlassError:
+        return ""
+    if path:
+        return f"; the last checkpoint is '{path}'"
+    return "; no checkpoint was saved yet" if job.save.path else ""
 
 
 class _Unsaved(Exception):
