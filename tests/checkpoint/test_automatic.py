@@ -14,6 +14,7 @@ import pytest
 
 import windlass as wl
 from windlass.checkpoint import AfterRound, Reader, list_checkpoints
+from windlass.engines._saving import SavePlan
 
 SIZE = 20_000
 
@@ -134,6 +135,12 @@ def test_a_cluster_goes_on_with_the_newest_checkpoint_and_begins_anew_where_ther
     assert [record.getMessage() for record in caplog.records] == said
     with wl.Cluster(engine=engine, workers=2, load=tmp_path / "step-000002") as cluster:
         assert cluster.run(_count, 1) == [6.0] * 2
+
+
+def test_a_place_that_is_there_only_with_its_first_file_is_nothing_to_warn_of(tmp_path):
+    said = []
+    assert SavePlan(f"{tmp_path}/later").to_load(said.append) == ""  # as on an object store
+    assert said == []
 
 
 def test_a_run_that_begins_anew_beside_older_checkpoints_is_warned_of(tmp_path, caplog):

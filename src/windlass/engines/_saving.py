@@ -11,9 +11,9 @@ from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
-from windlass.checkpoint import Reader, exists, list_checkpoints, verify
+from windlass.checkpoint import Reader, exists, verify
 from windlass.checkpoint.folder import Folder
-from windlass.checkpoint.listing import NUMBERED, State, look_at
+from windlass.checkpoint.listing import NUMBERED, State, list_folder, look_at
 from windlass.errors import ClusterError, DamagedCheckpoint, LostRange, UsageError, WindlassError
 from windlass.types import Role
 from windlass.worker.checkpoint import load
@@ -79,7 +79,7 @@ class SavePlan:
                 raise UsageError(f"{self._called('load')} expects a checkpoint: there is none at '{self.load}'")
             warn(f"there is no checkpoint in '{self.load}' yet: this run begins anew")
         elif self.path:
-            there = [one.path for one in list_checkpoints(self.path) if one.state is State.COMPLETE]
+            there = [one.path for one in list_folder(Folder.at(self.path)) if one.state is State.COMPLETE]
             if there:
                 warn(f"there are checkpoints in '{self.path}', the newest is '{there[-1]}'; {self._begins_anew()}")
         return ""
