@@ -57,9 +57,12 @@ class LostRange(ClusterError):
     ) -> None:
         """`is_restored` where a cluster goes back to its checkpoint by itself. What is counted of a table is slots."""
         if not checkpoint:
-            what_to_do = "no checkpoint was saved: begin anew, with replicas=1 or checkpoint_every="
+            none = "no checkpoint was saved yet"
+            none = f"on_server_loss='restore' has nothing to go back to, {none}" if is_restored else none
+            what_to_do = f"{none}: begin anew, with replicas=1 or an earlier save (checkpoint_every=)"
         elif is_restored:
-            what_to_do = f"on_server_loss='restore' goes back to the last checkpoint, '{checkpoint}', three times a run"
+            back = f"goes back to the last checkpoint, '{checkpoint}', at most three times a run"
+            what_to_do = f"on_server_loss='restore' {back}"
         else:
             what_to_do = (
                 f"restart the cluster and load the last checkpoint, '{checkpoint}', or have that done by "

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import windlass as wl
 from windlass.checkpoint import AfterRound, Reader, list_checkpoints
+from windlass.engines._saving import SavePlan
 
 SIZE = 20_000
 
@@ -67,10 +69,37 @@ def test_what_cannot_be_saved_is_warned_of_and_the_run_goes_on(tmp_path, caplog)
                 _count(store, 1, 0.01)
             return float(store.pull("w").min()) == pushes
 
-        assert cluster.run(work) == [True]
+        cluster.run(_then_free, work, place)
         assert num_warned() >= 2
-    said = [record.getMessage() for record in caplog.records]
-    assert said[-1].endswith("expected a directory for checkpoints, got a file; what was saved before is there")
+        assert cluster.last_checkpoint.startswith(f"{place}/step-")
+
+
+def _then_free(store: wl.Store, work: Callable[[wl.Store], bool], place: Path) -> None:
+    """The place is free again before the end."""
+    assert work(store)
+    place.unlink()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_run_whose_last_save_fails_raises_why_and_names_the_last_good_checkpoint(tmp_path, is_first):
+    place, other = tmp_path / "place", tmp_path / "other"
+
+    def work(store):
+        _count(store, 1)
+        if not is_first:
+            store.save(other)
+        place.rmdir()
+        place.touch()
+
+    with wl.Cluster(engine="threads", checkpoint=place) as cluster:
+        with pytest.raises(wl.ClusterError) as caught:
+            cluster.run(work)
+        told = str(caught.value)
+        assert told.startswith(f"the run ended well, but could not be saved to '{place}': ")
+        assert "expected a directory for checkpoints, got a file; " in told
+        good = "there is no checkpoint of it" if is_first else f"the last good checkpoint is '{other}/step-000001'"
+        assert f"; {good}; the keys have their values until the cluster is closed" in told
+        assert cluster.store().save(other) == f"{other}/step-000001"
 
 
 @pytest.mark.parametrize(
@@ -81,12 +110,48 @@ def test_what_cannot_be_saved_is_warned_of_and_the_run_goes_on(tmp_path, caplog)
         ({"checkpoint": "x", "keep": 0}, "keep expects a whole number of at least 1"),
         ({"checkpoint": 3}, "checkpoint expects a path or a URL, got 3"),
         ({"checkpoint": __file__}, "checkpoint expects a place to save to: .* cannot be made: File exists"),
+        ({"load": 3}, "load expects a path or a URL, got 3"),
+        ({"load": __file__}, "load expects a checkpoint, or a directory of them, got a file"),
+        ({"load": "nowhere/step-000003"}, "load expects a checkpoint: there is none at 'nowhere/step-000003'"),
         ({"on_server_loss": "retry"}, "on_server_loss expects 'fail' or 'restore', got 'retry'"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(options, text):
     with pytest.raises(wl.UsageError, match=text):
         wl.Cluster(engine="threads", **options)
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_cluster_goes_on_with_the_newest_checkpoint_and_begins_anew_where_there_is_none(tmp_path, caplog, engine):
+    options = {"engine": engine, "workers": 2, "checkpoint": tmp_path, "load": tmp_path}
+    with wl.Cluster(**options) as cluster:
+        assert cluster.run(_count, 2) == [4.0] * 2
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"there is no checkpoint in '{tmp_path}' yet: this run begins anew"]
+    with wl.Cluster(**options, servers=2) as cluster:
+        assert cluster.last_checkpoint == f"{tmp_path}/step-000002"
+        assert cluster.run(_count, 2) == [8.0] * 2
+        assert cluster.last_checkpoint == f"{tmp_path}/step-000004"
+    assert [record.getMessage() for record in caplog.records] == said
+    with wl.Cluster(engine=engine, workers=2, load=tmp_path / "step-000002") as cluster:
+        assert cluster.run(_count, 1) == [6.0] * 2
+
+
+def test_a_place_that_is_there_only_with_its_first_file_is_nothing_to_warn_of(tmp_path):
+    said = []
+    assert SavePlan(f"{tmp_path}/later").to_load(said.append) == ""  # as on an object store
+    assert said == []
+
+
+def test_a_run_that_begins_anew_beside_older_checkpoints_is_warned_of(tmp_path, caplog):
+    for _ in range(2):
+        with wl.Cluster(engine="threads", checkpoint=tmp_path, keep=2) as cluster:
+            cluster.run(_count, 3)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == (
+        f"there are checkpoints in '{tmp_path}', the newest is '{tmp_path}/step-000003'; this run begins anew, "
+        f"unless it loads one itself, and keep=2 will remove the oldest; load='{tmp_path}' goes on with the newest"
+    )
 
 
 # --- a server is lost -------------------------------------------------------------------------------------------------
@@ -129,7 +194,7 @@ def test_a_lost_server_without_a_checkpoint_is_an_error_that_says_so(tmp_path):
         os.kill(pid, signal.SIGKILL)
         _count(store, 100)
 
-    text = "no checkpoint was saved: begin anew, with replicas=1 or checkpoint_every="
+    text = "on_server_loss='restore' has nothing to go back to, no checkpoint was saved yet: begin anew, with"
     with (
         wl.Cluster(servers=2, chunk_bytes=16 << 10, on_server_loss="restore") as cluster,
         pytest.raises(wl.LostRange, match=text),
@@ -170,6 +235,35 @@ def test_a_server_that_is_lost_again_and_again_ends_in_an_error(tmp_path):
         with pytest.raises(wl.LostRange) as caught:
             cluster.run(work)
         told = str(caught.value)
-        assert f"on_server_loss='restore' goes back to the last checkpoint, '{cluster.last_checkpoint}'" in told
+        back = f"goes back to the last checkpoint, '{cluster.last_checkpoint}', at most three times a run"
+        assert f"on_server_loss='restore' {back}" in told
         assert "or have that done" not in told  # it is done already
         assert sum(node.role == "server" for node in cluster.nodes()) == 4  # one, and three in its place
+
+
+def _lose_at_last(store: wl.Store, pid: int, flag: Path, saves: bool) -> float:
+    """The first time, a server dies after the last push: nobody needs it any more, but whoever saves."""
+    result = _count(store, 2)
+    if saves and not flag.exists():
+        store.save(flag.parent / "saved")
+    if not flag.exists():
+        flag.touch()
+        os.kill(pid, signal.SIGKILL)
+    return result
+
+
+@pytest.mark.parametrize(("on_server_loss", "saves"), [("fail", True), ("restore", False)])
+def test_what_is_lost_before_the_last_save_is_an_error_of_the_run(tmp_path, on_server_loss, saves):
+    options = {"servers": 2, "chunk_bytes": 16 << 10, "on_server_loss": on_server_loss}
+    with (
+        wl.Cluster(**options, checkpoint=tmp_path / "saved") as cluster,
+        pytest.raises(wl.LostRange, match=r"held by (server-1|a server), which died"),
+    ):
+        cluster.run(_lose_at_last, _pid(cluster), tmp_path / "flag", saves)
+
+
+def test_what_is_lost_before_the_last_save_is_made_again_from_the_last_checkpoint(tmp_path):
+    options = {"servers": 2, "chunk_bytes": 16 << 10, "on_server_loss": "restore"}
+    with wl.Cluster(**options, checkpoint=tmp_path / "saved") as cluster:
+        assert cluster.run(_lose_at_last, _pid(cluster), tmp_path / "flag", True) == [4.0]
+        assert cluster.last_checkpoint == f"{tmp_path}/saved/step-000004"

@@ -206,4 +206,4 @@ def test_a_place_where_nothing_can_be_saved_is_told_before_the_run(script: Path,
     (tmp_path / "file").touch()
     done = windlass("run", "--checkpoint", tmp_path / "file", script)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("windlass: checkpoint expects a place to save to: ")
+    assert done.stderr.startswith("windlass: --checkpoint expects a place to save to: ")

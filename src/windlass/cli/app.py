@@ -108,6 +108,9 @@ def run(
     checkpoint_every: Annotated[
         float | None, typer.Option(help="Save it every so often meanwhile, too.", metavar="SECONDS", show_default=False)
     ] = None,
+    load: Annotated[
+        str, typer.Option(help="Begin with this checkpoint, or a directory's newest, if it has one.", metavar="PATH")
+    ] = "",
     keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of these checkpoints stay.")] = 3,
     on_server_loss: Annotated[
         str,
@@ -133,7 +136,7 @@ def run(
     from windlass.trace.collector import check_path
 
     with _reported(context):
-        check_replicas(replicas, servers)
+        check_replicas(replicas, servers, "--replicas")
         job = Job(
             servers=servers,
             workers=workers,
@@ -143,11 +146,11 @@ def run(
                 timeout=timeout,
                 trace=check_path(trace),
                 replicas=replicas,
-                on_worker_loss=check_on_worker_loss(on_worker_loss),
+                on_worker_loss=check_on_worker_loss(on_worker_loss, "--on-worker-loss"),
                 restores=on_server_loss == "restore",
             ),
             script=check_script(script, arguments or [], is_module=is_module),
-            save=SavePlan(checkpoint, checkpoint_every, keep, on_server_loss),
+            save=SavePlan(checkpoint, checkpoint_every, keep, on_server_loss, load, is_command=True),
         )
         status = run_job(job)
     raise typer.Exit(status)

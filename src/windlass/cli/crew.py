@@ -43,9 +43,19 @@ class Crew:
     """Starts and watches the workers of an open engine. One thread; `stop` ends them in any state."""
 
     def __init__(
-        self, engine: ProcessEngine, num_workers: int, script: Script, output: Output, *, is_return: bool = False
+        self,
+        engine: ProcessEngine,
+        num_workers: int,
+        script: Script,
+        output: Output,
+        *,
+        is_return: bool = False,
+        goes_back: bool = False,
     ) -> None:
-        """With `is_return` a crew before this one was stopped: nobody begins before all are there."""
+        """With `is_return` the cluster is there already: a crew before it was stopped, or a checkpoint was loaded.
+        Then nobody begins before all are there. With `goes_back` the loss of a server takes the run back to its last
+        checkpoint."""
+        self._goes_back = goes_back
         self._engine = engine
         self._num_workers = num_workers
         self._script = script
@@ -53,6 +63,7 @@ class Crew:
         self._output = output
         self._running: dict[str, Child] = {}
         self.lost_servers: list[str] = []
+        self.is_alone = False  # all have ended, and none of them had joined the cluster
         self._unconnected: set[str] = set()  # left with status 0, and the manager has not said that it saw them
         self._looker: Looker | None = None
         self._num_replaced: dict[str, int] = {}
@@ -101,6 +112,7 @@ class Crew:
                     return 1
         self._drain()
         if len(self._unconnected) == self._num_workers and not self._have_some_connected():
+            self.is_alone = True
             number = self._num_workers
             ran = "once, on its own" if number == 1 else f"{number:,} times, each time on its own"
             self._output.say(
@@ -146,6 +158,8 @@ class Crew:
             if child.name.startswith("server-"):
                 self.lost_servers.append(child.name)
             then = "workers that need it will get a ClusterError"
+            if self._goes_back and child.name.startswith("server-"):
+                then = "if what only it held is needed, the run goes back to the last checkpoint"
             if self._engine.has_replicas and child.name != "manager":
                 then = "others have what it held, and go on"
             if child.name == "manager" and not self._engine.has_failed:
@@ -194,7 +208,8 @@ class Crew:
         nodes, generation = self._ask_manager()
         self._unconnected -= nodes or set()
         waiting = sorted(name for name in self._running if name in (nodes or ()))
-        if generation != 0 or not waiting or not self._unconnected:
+        is_under_way = generation != 0 and not self._num_awaited  # those who await all others have not begun either
+        if is_under_way or not waiting or not self._unconnected:
             return False
         gone, here = ", ".join(sorted(self._unconnected)), ", ".join(waiting)
         verb = "waits" if len(waiting) == 1 else "wait"

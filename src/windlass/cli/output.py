@@ -28,6 +28,7 @@ class Interrupted(BaseException):
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
+        self.left = ""  # what there is to go on from, in words; empty if nothing is to be said of it
 
 
 class Lines:
@@ -78,7 +79,7 @@ class Stream(NamedTuple):
 
 class Output:
     """Writes to this process's stdout and stderr. Raises Interrupted(SIGPIPE) once when nobody reads them any more,
-    and is silent from then on. One thread."""
+    and is silent from then on. Workers' lines come from one thread; `say` may be called from any."""
 
     def __init__(self) -> None:
         self._consoles = {1: Console(file=sys.stdout), 2: Console(file=sys.stderr)}

@@ -5,21 +5,22 @@ from __future__ import annotations
 import importlib.util
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import FrameType
 
-from windlass.cli.crew import Crew
+from windlass.cli.crew import ANSWER_SECONDS, Crew
 from windlass.cli.output import Interrupted, Output
 from windlass.cli.script import Script
 from windlass.engines._launch import files_told
-from windlass.engines._saving import Autosave, SavePlan, restorable, restore
+from windlass.engines._saving import MAX_RESTORES, Autosave, SavePlan, restorable, restore
 from windlass.engines.config import Options
+from windlass.engines.look import Looker
 from windlass.engines.processes import ProcessEngine, check_transport
-from windlass.errors import UsageError
-from windlass.types import Bounded, Consistency, Eventual, Sequential
+from windlass.errors import LostRange, UsageError, WindlassError
+from windlass.types import Bounded, Consistency, Eventual, Role, Sequential
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -44,16 +45,21 @@ def run(job: Job) -> int:
             return _run(job, output)
     except Interrupted as interrupt:
         if interrupt.signum != signal.SIGPIPE:
-            output.say(f"stopped by {signal.Signals(interrupt.signum).name}")
+            output.say(f"stopped by {signal.Signals(interrupt.signum).name}{interrupt.left}")
         return 128 + interrupt.signum
 
 
 def _run(job: Job, output: Output) -> int:
     job.save.check_place()
+    if job.save.on_server_loss == "restore" and not job.save.path:
+        output.say(
+            "--on-server-loss restore, without --checkpoint, can only go back to what the script itself saves"
+        )
+    begins_with = job.save.to_load(output.say)
     with files_told("open the cluster"):
         engine = ProcessEngine(
             servers=job.servers,
-            workers=job.workers,
+            workers=0 if begins_with else job.workers,  # then it is complete, and can be loaded to, before they come
             transport=_local(job.transport),
             options=job.options,
             server_state="",
@@ -62,17 +68,37 @@ def _run(job: Job, output: Output) -> int:
     try:
         with files_told("open the cluster"):
             engine.open()
+        if begins_with:
+            engine.driver().load(begins_with)
+            output.say(f"going on from '{begins_with}'")
         for num_restores in count():
-            crew = Crew(engine, job.workers, job.script, output, is_return=num_restores > 0)
-            status = _watch(job, engine, crew)
-            if status == 0 or not crew.lost_servers:
+            goes_back = job.save.on_server_loss == "restore" and num_restores < MAX_RESTORES
+            is_return = num_restores > 0 or bool(begins_with)
+            crew = Crew(engine, job.workers, job.script, output, is_return=is_return, goes_back=goes_back)
+            lost: LostRange | None = None
+            try:
+                status = _watch(job, engine, crew, output)
+            except LostRange as error:  # all workers have ended well, but what they made is gone
+                lost = error
+            if lost is None and (status == 0 or not crew.lost_servers):
                 return status
             path = restorable(job.save, engine, num_restores)
+            died = ", ".join(crew.lost_servers) or (lost.server if lost is not None else "")
+            if not path and job.save.on_server_loss == "restore":
+                why = "no checkpoint was saved yet" if goes_back else f"a run goes back {MAX_RESTORES} times at most"
+                output.say(f"{died} died, and the run does not go back: {why}", is_error=True)
+            if not path and lost is not None:
+                raise lost
             if not path:
                 return status
-            output.say(f"{', '.join(crew.lost_servers)} died; going back to '{path}', and the workers begin again")
+            output.say(f"{died} died; going back to '{path}', and the workers begin again")
             restore(engine, job.servers, path)
         raise AssertionError
+    except Interrupted as interrupt:
+        if engine.manager:
+            with _unbroken():
+                interrupt.left = _left(job, engine)
+        raise
     finally:
         _ignore()
         engine.close()
@@ -80,24 +106,41 @@ def _run(job: Job, output: Output) -> int:
             output.say(engine.collector.written.text)
 
 
-def _watch(job: Job, engine: ProcessEngine, crew: Crew) -> int:
-    """Start the workers, and give the exit status of the run when they have ended."""
+def _watch(job: Job, engine: ProcessEngine, crew: Crew, output: Output) -> int:
+    """Start the workers, and give the exit status of the run when they have ended. Raises what Autosave does."""
+
+    def warn(text: str) -> None:
+        with suppress(Interrupted):  # the main thread finds out itself that nobody reads
+            output.say(text, is_error=True)
+
     try:
-        with Autosave(job.save, engine.driver):
+        with Autosave(job.save, engine.driver, warn=warn):
             crew.start()
             status = crew.watch()
-            if status:
-                raise _Failed
+            if status or crew.is_alone:
+                raise _Unsaved
             return status
-    except _Failed:
+    except _Unsaved:
         return status
     finally:
         with _unbroken():  # the end takes two seconds at most, and a second Ctrl-C must not cut it in half
             crew.stop()
 
 
-class _Failed(Exception):
-    """A worker failed: what there is now is not saved."""
+def _left(job: Job, engine: ProcessEngine) -> str:
+    """What a run that is stopped leaves to go on from. Blocks for half a second at most."""
+    try:
+        with Looker(engine.config(Role.DRIVER, -1)) as looker:
+            path = looker.manager(ANSWER_SECONDS)["checkpoint"]
+    except WindlassError:
+        return ""
+    if path:
+        return f"; the last checkpoint is '{path}'"
+    return "; no checkpoint was saved yet" if job.save.path else ""
+
+
+class _Unsaved(Exception):
+    """A worker failed, or none has ever joined: what there is now is not saved."""
 
 
 @contextmanager

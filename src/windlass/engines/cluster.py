@@ -33,6 +33,8 @@ from windlass.worker.store import Store
 
 log = logging.getLogger("windlass")
 
+_UNSAVED = "; the keys have their values until the cluster is closed: cluster.store().save() saves them elsewhere"
+
 
 class Cluster:
     """Starts a manager, servers and workers, and ends them all when the block is left, however it is left.
@@ -52,7 +54,9 @@ class Cluster:
 
     With `checkpoint="path"` every `run` ends with a save there, of which `keep=3` stay; `checkpoint_every=60` saves
     every minute meanwhile, too. When a server is lost with what only it held, `on_server_loss="restore"` goes back to
-    the last checkpoint and calls the function again; "fail", the default, raises LostRange. Not thread-safe.
+    the last checkpoint and calls the function again; "fail", the default, raises LostRange. With `load="path"` the
+    store begins with that checkpoint, or with the newest in that directory; where there is none yet, it begins empty.
+    Not thread-safe.
     """
 
     @options_checked
@@ -78,6 +82,7 @@ class Cluster:
         if not isinstance(chaos, bool) or (chaos and engine == "threads"):
             raise UsageError(f"chaos expects True or False, and engine='processes', got {chaos!r} and {engine!r}")
         self._save_plan.check_place()
+        begins_with = self._save_plan.to_load(log.warning)
         restores = self._save_plan.on_server_loss == "restore"
         given = {"replicas": replicas, "chaos": OWN_LEDGER if chaos else "", "restores": restores}
         chosen = _options(consistency, options | given)
@@ -105,12 +110,19 @@ class Cluster:
         else:
             raise UsageError(f"engine expects 'processes' or 'threads', got {engine!r}")
         self._engine = _opened(make)
+        if begins_with:
+            try:
+                self._engine.driver().load(begins_with)
+            except BaseException:
+                self.close()
+                raise
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         """Call `function(store, *args, **kwargs)` in every worker and give the results in rank order.
 
         Blocks. The first exception of a worker is raised here, with its rank and traceback as a note; the others'
-        waits are ended. After a failed run the next one starts with new workers; keys and values stay.
+        waits are ended. After a failed run the next one starts with new workers; keys and values stay. A run that ended
+        well, but whose checkpoint cannot be saved, is a ClusterError that says why, and which is the last good one.
         """
         self._check_open()
         if not callable(function):
@@ -119,7 +131,7 @@ class Cluster:
             self._engine.driver()  # now: two threads are about to want it
         for num_restores in count():
             try:
-                with files_told("run a function"), Autosave(self._save_plan, self._engine.driver):
+                with files_told("run a function"), Autosave(self._save_plan, self._engine.driver, advice=_UNSAVED):
                     return self._engine.run(function, args, kwargs, is_again=num_restores > 0)
             except LostRange as lost:
                 path = restorable(self._save_plan, self._engine, num_restores)

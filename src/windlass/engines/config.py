@@ -91,9 +91,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return StoreOptions(**fields)
 
 
-def check_on_worker_loss(given: str) -> str:
+def check_on_worker_loss(given: str, called: str = "on_worker_loss") -> str:
     if given not in ("fail", "continue", "wait"):
-        raise UsageError(f"on_worker_loss expects 'fail', 'continue' or 'wait', got {given!r}")
+        raise UsageError(f"{called} expects 'fail', 'continue' or 'wait', got {given!r}")
     return given
 
 

@@ -388,10 +388,10 @@ def _died(child: Child) -> str:
     return f"{child.name} (pid {child.pid}) exited with status {code}"
 
 
-def check_replicas(replicas: int, servers: int) -> None:
+def check_replicas(replicas: int, servers: int, called: str = "replicas") -> None:
     if type(replicas) is not int or not 0 <= replicas < servers:
         raise UsageError(
-            f"replicas expects a whole number below the number of servers ({servers}), got {replicas!r}: "
+            f"{called} expects a whole number below the number of servers ({servers}), got {replicas!r}: "
             "every copy is on a server of its own"
         )
 
