@@ -36,16 +36,21 @@ class FilteredKeys(ABC):
         keys = [key for key in self._keys.get(key_id, ()) if key.filtering is not None]
         if isinstance(message, m.Residual):
             if not keys:
+                if message.part == 0:  # what came before it is of an earlier load
+                    self._early.pop(key_id, None)
                 self._early.setdefault(key_id, []).append((message, tuple(part.copy() for part in data)))
             for key in keys:
                 key.filtering.take_back(message, data)  # type: ignore[union-attr]
             return []
         effects: list[Effect | Call] = []
+        which = {"key": key_id, "saver": message.saver, "snapshot": message.snapshot, "attempt": message.attempt}
         if not keys and key_id not in self._early:  # who does not use the key has kept nothing back
             meta = {"sent": 0, "los": []}
-            which = {"key": key_id, "saver": message.saver, "snapshot": message.snapshot, "attempt": message.attempt}
             nothing = m.Deposited(**which, dtype="uint8", meta=meta)  # type: ignore[arg-type]
             effects.append(Send(peer, nothing, (Block(np.empty(0, np.uint8)),)))
+        for early, parts in self._early.get(key_id, ()) if not keys else ():  # what was loaded is as it came
+            told = {name: getattr(early, name) for name in ("name", "dtype", "meta", "part", "parts")}
+            effects.append(Send(peer, m.Deposited(**which, **told), tuple(map(Block, parts))))  # type: ignore[arg-type]
         for key in keys:
             key.filtering.ask(peer, message)  # type: ignore[union-attr]
             effects += self._deposit(key)
