@@ -52,6 +52,21 @@ def test_without_an_interval_a_run_is_saved_when_it_is_over_and_not_when_it_fail
         assert cluster.last_checkpoint == f"{tmp_path}/step-000003"
 
 
+def test_what_nobody_has_pushed_to_pushes_out_no_checkpoint(tmp_path):
+    def work(store):
+        _count(store, 3)
+        store.save(tmp_path)
+        store.delete("w")
+        store.create("v", np.zeros(SIZE, np.float32), update="add")
+        time.sleep(0.3)
+
+    with wl.Cluster(engine="threads", checkpoint=tmp_path, checkpoint_every=0.05, keep=1) as cluster:
+        cluster.run(work)
+        store = cluster.store()
+        assert store._saver.save(store._every_name, tmp_path, needs_updates=True) == ""
+    assert [list(Reader(one.path).keys) for one in list_checkpoints(tmp_path)] == [["w"]]
+
+
 def test_what_cannot_be_saved_is_warned_of_and_the_run_goes_on(tmp_path, caplog):
     place = tmp_path / "place"
     with wl.Cluster(engine="threads", checkpoint=place, checkpoint_every=0.05) as cluster:

@@ -77,6 +77,7 @@ def test_a_script_that_needs_no_cluster_runs_too(tmp_path: Path) -> None:
             ("--consistency", "strong", __file__),
             "windlass: --consistency expects sequential, bounded:DELAY or eventual, got 'strong'\n",
         ),
+        (("--load", "", __file__), "windlass: --load expects a path or a URL, got ''\n"),
         (("--transport", "udp", __file__), "windlass: transport expects 'auto', 'shm', 'tcp' or 'tls', got 'udp'\n"),
     ],
 )

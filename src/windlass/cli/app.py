@@ -103,14 +103,15 @@ def run(
         str, typer.Option(help="Write there, at the end, what every node did and when; for Perfetto.", metavar="FILE")
     ] = "",
     checkpoint: Annotated[
-        str, typer.Option(help="Save the store there at the end; a directory, or a URL.", metavar="PATH")
-    ] = "",
+        str | None, typer.Option(help="Save the store there at the end; a directory, or a URL.", metavar="PATH")
+    ] = None,
     checkpoint_every: Annotated[
         float | None, typer.Option(help="Save it every so often meanwhile, too.", metavar="SECONDS", show_default=False)
     ] = None,
     load: Annotated[
-        str, typer.Option(help="Begin with this checkpoint, or a directory's newest, if it has one.", metavar="PATH")
-    ] = "",
+        str | None,
+        typer.Option(help="Begin with this checkpoint, or a directory's newest, if it has one.", metavar="PATH"),
+    ] = None,
     keep: Annotated[int, typer.Option(min=1, metavar="N", help="How many of these checkpoints stay.")] = 3,
     on_server_loss: Annotated[
         str,
@@ -150,10 +151,20 @@ def run(
                 restores=on_server_loss == "restore",
             ),
             script=check_script(script, arguments or [], is_module=is_module),
-            save=SavePlan(checkpoint, checkpoint_every, keep, on_server_loss, load, is_command=True),
+            save=SavePlan(
+                _place("--checkpoint", checkpoint), checkpoint_every, keep, on_server_loss, _place("--load", load),
+                is_command=True,
+            ),
         )
         status = run_job(job)
     raise typer.Exit(status)
+
+
+def _place(option: str, path: str | None) -> str:
+    """A path that was given, if any; a shell's variable that is not set gives an empty one."""
+    if path == "":
+        raise UsageError(f"{option} expects a path or a URL, got ''")
+    return path or ""
 
 
 @app.command(

@@ -145,10 +145,8 @@ class Autosave:
                     self._warn(f"no checkpoint was saved to '{self._plan.path}': {error}; {then}")
 
     def _save(self) -> None:
-        store = self._store()
-        names = store.keys()
-        if any(map(store.version, names)):  # what nobody has pushed to is not worth a checkpoint
-            store.save(self._plan.path, keep=self._plan.keep)
+        store = self._store()  # what nobody has pushed to is not worth a checkpoint, and must not push out one that is
+        store._saver.save(store._every_name, self._plan.path, keep=self._plan.keep, needs_updates=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -119,14 +119,17 @@ class Saver:
         *,
         name: str | None = None,
         keep: int | None = None,
+        needs_updates: bool = False,
     ) -> str:
         """Write the keys of these names, and give the path of what was written. Blocks; everybody may push meanwhile.
-        What is lost with a server or a link on the way makes it begin anew."""
+        What is lost with a server or a link on the way makes it begin anew. If it `needs_updates` and no key has taken
+        any, nothing is written, and the path is empty."""
         with self._one:
             saved = self._until_done(
-                f"save('{path}')", lambda announcer: self._try(announcer, names(), path, name, keep)
+                f"save('{path}')", lambda announcer: self._try(announcer, names(), path, name, keep, needs_updates)
             )
-        _tell(self._client, saved)
+        if saved:
+            _tell(self._client, saved)
         return saved
 
     def _until_done(self, what: str, attempt: Callable[[Announcer], Done]) -> Done:
@@ -150,6 +153,7 @@ class Saver:
         path: str | PathLike[str],
         name: str | None,
         keep: int | None,
+        needs_updates: bool,
     ) -> str:
         with self._snapshot(announcer, [one for one in names if not one.startswith(RESERVED)]) as (snapshot, keys):
             arrivals = [key for key in keys if not key.is_sequential]
@@ -163,6 +167,8 @@ class Saver:
             moments: dict[KeyInfo, Moment] = {key: AfterRound(taken) for key, taken in rounds.items()}
             moments |= {key: WhenAsked(taken) for key, taken in updates.items()}
             self._seen = {key.id: taken for key, taken in (*rounds.items(), *updates.items())}
+            if needs_updates and not any((*rounds.values(), *updates.values())):
+                return ""
             step = max((rounds or updates).values(), default=0)
             with Writer(path, name=name, step=step, keep=keep) as writer:
                 for key in (key for key in keys if key in moments):

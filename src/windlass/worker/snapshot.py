@@ -31,6 +31,12 @@ POLL_SECONDS = 0.02
 """A key that makes no progress for so many polls is not being pushed: two seconds."""
 
 
+_TORN = (
+    "; other parts of the same model have: a step is under way, or a run has ended in the middle of one. Then run "
+    "again, or load a checkpoint"
+)
+
+
 class Melted(Exception):
     """What was frozen, or was to be, is so no more: begin anew."""
 
@@ -86,11 +92,13 @@ class Announcer:
     def stayed_behind(self, keys: Iterable[KeyInfo], counts: Mapping[KeyInfo, int]) -> Melted:
         """These keys have made no progress for long; `counts` is how far each key has come."""
         far: dict[KeyId | str, set[int]] = {}
-        for key, count in counts.items():
-            far.setdefault(_group(key), set()).add(count)
+        for key, reached in counts.items():
+            far.setdefault(_group(key), set()).add(reached)
         names = ", ".join(f"'{key.spec.name}'" for key in keys)
-        self.quiet.update(_group(key) for key in keys if len(far[_group(key)]) == 1)
-        return Melted(f"{names} did not come to the announced round")
+        even = {group for group, counts in far.items() if len(counts) == 1}
+        self.quiet.update(_group(key) for key in keys if _group(key) in even)
+        torn = "" if all(_group(key) in even for key in keys) else _TORN
+        return Melted(f"{names} did not come to the announced round{torn}")
 
 
 def _group(key: KeyInfo) -> KeyId | str:
