@@ -202,7 +202,7 @@ def test_managers_may_die_and_be_followed_by_others_whatever_else_happens(crew: 
     assert shots.departures > 35
 
 
-def aim_at_each(crew: Crew, kinds: tuple[str, ...], limits: Limits) -> Shots:
+def check_each_is_hit(crew: Crew, kinds: tuple[str, ...], limits: Limits) -> Shots:
     """Until each of these kinds of message was hit, by the one thing that `limits` names, both before and after it was
     handled."""
     (what,) = limits.whats
@@ -222,7 +222,7 @@ def aim_at_each(crew: Crew, kinds: tuple[str, ...], limits: Limits) -> Shots:
 def test_a_receiver_may_die_stop_or_be_replaced_and_others_join_before_and_after_every_kind_of_message(
     what: str, crew: Crew
 ) -> None:
-    shots = aim_at_each(crew, KINDS, replace(AIMED, whats=(what,)))
+    shots = check_each_is_hit(crew, KINDS, replace(AIMED, whats=(what,)))
     assert set(shots.flown) == set(KINDS), "aims.KINDS must name every kind of message that flows"
     assert shots.aimed.total() > 400
 

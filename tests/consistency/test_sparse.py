@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.consistency.test_interleavings import AIMED, aim_at_each, check_seeds
+from tests.consistency.test_interleavings import AIMED, check_each_is_hit, check_seeds
 from windlass.server.state import ServerState
 from windlass.testing.aims import AFTER, BEFORE, KINDS, LEASED, SAVED
 from windlass.testing.explorer import explore
@@ -67,7 +67,7 @@ def test_all_of_it_is_as_promised_whatever_happens_before_and_after_every_messag
     savers_own = {"Frozen", "Dumped"}  # nobody takes the place of a saver that died
     kinds = tuple(kind for kind in SAVED if what != "restart" or kind not in savers_own)
     limits = replace(AIMED, tables=0.6, filters=0.8, savers=1, whats=(what,))
-    aim_at_each(crew, kinds, limits)
+    check_each_is_hit(crew, kinds, limits)
 
 
 def test_every_kind_of_message_of_such_runs_is_known(crew: Crew) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.consistency.test_interleavings import AIMED, aim_at_each
+from tests.consistency.test_interleavings import AIMED, check_each_is_hit
 from windlass.testing import aims
 from windlass.testing.explorer import Limits, explore
 from windlass.testing.limits import CALM
@@ -39,7 +39,7 @@ def test_it_does_so_when_workers_come_and_go_more_often():
 @pytest.mark.parametrize("what", ["crash", "stop", "restart", "join"])
 def test_it_does_so_whatever_happens_before_and_after_every_kind_of_message_of_leased_work(what, crew):
     limits = replace(AIMED, leases=1.0, restarts=2, whats=(what,))
-    aim_at_each(crew, aims.LEASED, limits)
+    check_each_is_hit(crew, aims.LEASED, limits)
 
 
 def test_an_epoch_does_not_end_before_the_servers_were_asked_about_all_of_it():
